@@ -1,0 +1,34 @@
+"""The errors a reader can meet, each with the numbers that explain it.
+
+They live in one module, so that an exercise raises the very class that the engine catches. Everything else that a
+caller can get wrong is a plain `ValueError`; a broken invariant is a `RuntimeError`.
+"""
+
+from __future__ import annotations
+
+
+class OutOfBlocks(Exception):
+    """The pool has fewer free blocks than an operation needs; nothing has changed.
+
+    Not a `ValueError`: nobody made a mistake. The scheduler catches it and preempts a request.
+
+    Example: `str(OutOfBlocks(needed=3, free=1, total=8)) == "need 3, 1 free of 8"`.
+    """
+
+    def __init__(self, needed: int, free: int, total: int) -> None:
+        super().__init__(needed, free, total)
+        self.needed = needed
+        self.free = free
+        self.total = total
+
+    def __str__(self) -> str:
+        return f"need {self.needed}, {self.free} free of {self.total}"
+
+
+class ModelError(ValueError):
+    """A model that cannot be found, fetched or read, or that the engine does not support.
+
+    The message says what was given, what was expected and what to do.
+
+    Example: `ModelError("config.json: architecture GPT2LMHeadModel is not supported; use one of LlamaForCausalLM, ...")`.
+    """
