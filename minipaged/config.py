@@ -1,8 +1,8 @@
 """The shape of a model: what `config.json` says, checked once and frozen.
 
-Every size in the engine (heads, head_dim, layers, the bytes of a KV block) comes from one `ModelConfig`. A setting that
-would silently change the arithmetic (another RoPE scaling, a sliding window, an MLP bias) is refused here, because a
-model that runs but computes something else is the worst kind of failure.
+Every size in the engine (heads, head_dim, layers, the bytes of a KV block) comes from one `ModelConfig`. A
+setting that would silently change the arithmetic (another RoPE scaling, a sliding window, an MLP bias) is
+refused here, because a model that runs but computes something else is the worst kind of failure.
 
 Left out: every architecture but the Llama family, and quantised safetensors.
 """
@@ -32,10 +32,12 @@ _ONLY_SUPPORTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The Llama-3 stretching of RoPE: slow waves are slowed by `factor`, fast ones kept, those between blended.
+    """The Llama-3 stretching of RoPE: slow waves are slowed by `factor`, fast ones kept, those between
+    blended.
 
-    A wave is slow when fewer than `low_freq_factor` of its periods fit into `original_max_position_embeddings`, fast
-    when more than `high_freq_factor` do. Source: `rope_scaling` of Llama 3.1's `config.json`.
+    A wave is slow when fewer than `low_freq_factor` of its periods fit into
+    `original_max_position_embeddings`, fast when more than `high_freq_factor` do. Source: `rope_scaling` of
+    Llama 3.1's `config.json`.
 
     Example (Llama 3.2 1B): `RopeScaling(32.0, 1.0, 4.0, 8192)`.
     """
@@ -77,7 +79,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         _check(heads % kv_heads == 0, f"{heads} query heads over {kv_heads} KV heads; expected a multiple")
-        _check(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}; expected an even number, RoPE turns pairs")
+        _check(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}; expected an even number for RoPE")
         for eos in self.eos_token_ids:
             _check(eos in range(self.vocab_size), f"eos token id {eos!r} is not in 0..{self.vocab_size - 1}")
         _check(self.dtype in DTYPES, f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -86,12 +88,13 @@ class ModelConfig:
     def from_folder(cls, path: str | Path) -> ModelConfig:
         """Read `config.json`, and the end-of-text ids of `generation_config.json` where it has them.
 
-        Both spellings are read: that of transformers 4 (`torch_dtype`, `rope_theta` and `rope_scaling` at the top) and
-        that of transformers 5 (`dtype`, `rope_parameters`).
+        Both spellings are read: that of transformers 4 (`torch_dtype`, `rope_theta` and `rope_scaling` at the
+        top) and that of transformers 5 (`dtype`, `rope_parameters`).
 
         Example: `ModelConfig.from_folder("models/smollm2-135m").eos_token_ids == (2,)`.
 
-        Raises: `ModelError` for a missing or unreadable file, an unsupported architecture or setting, a bad number.
+        Raises: `ModelError` for a missing or unreadable file, an unsupported architecture or setting, a bad
+        number.
         """
         file = Path(path) / "config.json"
         generation_file = file.with_name("generation_config.json")
@@ -105,12 +108,15 @@ class ModelConfig:
     def tiny(cls) -> ModelConfig:
         """The config of `LLM("tiny")`: small enough to build in a blink, with GQA like its big sisters.
 
-        Example: `ModelConfig.tiny().vocab_size == 260`: 256 bytes, <|im_start|>, <|im_end|> (eos), <|pad|>, one spare.
+        Example: `ModelConfig.tiny().vocab_size == 260`: 256 bytes, <|im_start|>, <|im_end|> (eos), <|pad|>,
+        one spare.
         """
-        return cls(architecture="LlamaForCausalLM", vocab_size=260, hidden_size=64, intermediate_size=128,
-                   num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_model_len=2048, rms_norm_eps=1e-5,
-                   rope_theta=10000.0, rope_scaling=None, qkv_bias=False, qk_norm=False, tie_word_embeddings=True,
-                   eos_token_ids=(257,), dtype="float32")
+        return cls(
+            architecture="LlamaForCausalLM", vocab_size=260, hidden_size=64, intermediate_size=128,
+            num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_model_len=2048,
+            rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, qkv_bias=False, qk_norm=False,
+            tie_word_embeddings=True, eos_token_ids=(257,), dtype="float32",
+        )
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{file} is not JSON ({error}); fetch the model again") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{file} holds a {type(value).__name__}, expected a JSON object; fetch the model again")
+        raise ModelError(f"{file} holds a {type(value).__name__}, not an object; fetch the model again")
     return value
 
 
@@ -168,7 +174,7 @@ def _check_settings(raw: dict[str, Any]) -> None:
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    _check(kind in ("default", "llama3"), f"RoPE scaling {kind!r} is not supported; use a model with 'llama3' or none")
+    _check(kind in ("default", "llama3"), f"RoPE scaling {kind!r} is not supported; only 'llama3' is")
     if kind == "default":
         return None
     return RopeScaling(

@@ -1,7 +1,7 @@
 """The errors a reader can meet, each with the numbers that explain it.
 
-They live in one module, so that an exercise raises the very class that the engine catches. Everything else that a
-caller can get wrong is a plain `ValueError`; a broken invariant is a `RuntimeError`.
+They live in one module, so that an exercise raises the very class that the engine catches. Everything else
+that a caller can get wrong is a plain `ValueError`; a broken invariant is a `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -30,5 +30,6 @@ class ModelError(ValueError):
 
     The message says what was given, what was expected and what to do.
 
-    Example: `ModelError("config.json: architecture GPT2LMHeadModel is not supported; use one of LlamaForCausalLM, ...")`.
+    Example: `ModelError("config.json: architecture GPT2LMHeadModel is not supported; use one of
+    LlamaForCausalLM, ...")`.
     """
