@@ -20,9 +20,9 @@ from minipaged.errors import ModelError
 
 NamedTensor = tuple[str, torch.Tensor]
 
-# Residual additions this much larger than the embeddings make a random model's next token depend on its
-# context; at 1, tied embeddings would make the best guess for the next token the last one, for ever.
-_RESIDUAL_GAIN = 8.0
+# For random weights. Sharp attention (q, k) and additions to the residual stream that outweigh the embeddings
+# (o, down) make the next token depend on the context; at 1, tied embeddings repeat the last token for ever.
+_GAINS = {"q_proj": 2.0, "k_proj": 2.0, "o_proj": 16.0, "down_proj": 16.0}
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -114,10 +114,10 @@ def random_weights(config: ModelConfig, seed: int) -> Iterator[NamedTensor]:
     generator = torch.Generator().manual_seed(seed)
     for name, shape in expected_shapes(config).items():
         noise = torch.randn(shape, generator=generator)
-        if "norm" in name:
+        module = name.split(".")[-2]
+        if "norm" in module:
             yield name, 1.0 + 0.1 * noise
-        elif name.endswith("embed_tokens.weight") or name.endswith("bias"):
+        elif module == "embed_tokens" or name.endswith(".bias"):
             yield name, noise
         else:
-            gain = _RESIDUAL_GAIN if "o_proj" in name or "down_proj" in name else 1.0
-            yield name, gain * noise * shape[1] ** -0.5
+            yield name, _GAINS.get(module, 1.0) * shape[1] ** -0.5 * noise
