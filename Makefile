@@ -1,0 +1,39 @@
+# make learn   everything from nothing: environment, model, JupyterLab on notebooks/
+# make test    the same environment: ruff, mypy, notebooks up to date, every test
+# make build   notebooks from notebooks/source/
+# make check   ruff, mypy, and whether the notebooks are up to date; no tests
+
+PYTHON ?= python3
+MODEL := smollm2-135m
+BIN := .venv/bin
+STAMP := .venv/installed
+# JupyterLab refuses to run as root, which is what one is in most containers, unless told.
+LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: learn test build check lint model
+
+learn: model
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB_FLAGS)
+
+test: lint model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+build: model
+	$(BIN)/python tools/build.py
+
+check: lint model
+	$(BIN)/python tools/build.py --check
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# A model that can't be fetched stops nobody: the reason is printed, and the tiny model takes its place.
+model: $(STAMP)
+	@$(BIN)/minipaged fetch $(MODEL) || echo "$(MODEL) is not here (see above): going on with the tiny model."
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "minipaged needs Python 3.10 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
