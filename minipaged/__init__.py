@@ -1,0 +1,1 @@
+"""A small, complete paged engine for LLM serving, to learn from."""

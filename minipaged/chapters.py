@@ -1,0 +1,56 @@
+"""The order of the course, and what each chapter builds. Nothing else in the project knows either.
+
+Left out: the chapters themselves, which lie in notebooks/, exercises/, solutions/ and tests/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter of the course.
+
+    `stem` is what its module is called too: minipaged/<stem>.py. `parts` are the fields of `Parts` it builds.
+
+    Example::
+
+        chapter = Chapter(3, "block_allocator", "The block pool", ("block_allocator",))
+        chapter.key        # "ch03"
+        chapter.file_stem  # "ch03_block_allocator"
+    """
+
+    number: int
+    stem: str
+    title: str
+    parts: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What a reader types: `minipaged check ch03`."""
+        return f"ch{self.number:02d}"
+
+    @property
+    def file_stem(self) -> str:
+        """The name, without its ending, of the chapter's notebook, exercise, solution and test."""
+        return f"{self.key}_{self.stem}"
+
+
+CHAPTERS: tuple[Chapter, ...] = (
+    Chapter(0, "start", "Start here"),
+    Chapter(1, "kv_memory", "The KV cache and its price"),
+    Chapter(2, "contiguous", "Contiguous allocation and its waste"),
+    Chapter(3, "block_allocator", "The block pool", ("block_allocator",)),
+    Chapter(4, "block_table", "Block tables", ("block_table",)),
+    Chapter(5, "paged_attention", "Paged attention", ("paged_attention",)),
+    Chapter(6, "copy_on_write", "Sharing and copy-on-write", ("copy_on_write",)),
+    Chapter(7, "prefix_cache", "The prefix cache", ("prefix_cache",)),
+    Chapter(8, "scheduler", "Continuous batching", ("scheduler",)),
+    Chapter(9, "preemption", "Preemption: recompute or swap", ("preemption",)),
+    Chapter(10, "engine", "The engine"),
+    Chapter(11, "triton_decode", "Triton: storing K and V, decoding"),
+    Chapter(12, "triton_fast", "Triton: making it fast"),
+    Chapter(13, "measure", "Measuring"),
+    Chapter(14, "beyond", "Beyond"),
+)
