@@ -88,21 +88,55 @@ class ModelConfig:
     def from_folder(cls, path: str | Path) -> ModelConfig:
         """Read `config.json`, and the end-of-text ids of `generation_config.json` where it has them.
 
-        Both spellings are read: that of transformers 4 (`torch_dtype`, `rope_theta` and `rope_scaling` at the
-        top) and that of transformers 5 (`dtype`, `rope_parameters`).
-
         Example: `ModelConfig.from_folder("models/smollm2-135m").eos_token_ids == (2,)`.
 
         Raises: `ModelError` for a missing or unreadable file, an unsupported architecture or setting, a bad
         number.
         """
-        file = Path(path) / "config.json"
-        generation_file = file.with_name("generation_config.json")
-        generation = read_json(generation_file) if generation_file.exists() else {}
+        file, generation = Path(path) / "config.json", Path(path) / "generation_config.json"
+        raw = read_json(file)
+        if generation.exists():
+            raw |= {k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}
         try:
-            return _parse(read_json(file) | {k: v for k, v in generation.items() if k == "eos_token_id"})
+            return cls.from_dict(raw)
         except ModelError as error:
             raise ModelError(f"{file}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
+        """Check and name what a `config.json` says, in the spelling of transformers 4 (`rope_theta` and
+        `rope_scaling` at the top, `torch_dtype`) or of transformers 5 (`rope_parameters`, `dtype`).
+
+        Raises: `ModelError` for an unsupported architecture or setting, and for a bad number.
+        """
+        architecture = (raw.get("architectures") or [None])[0]
+        _check(architecture in ARCHITECTURES,
+               f"architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}")
+        _check_settings(raw)
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
+        _check("head_dim" in raw or hidden_size % num_heads == 0,
+               f"hidden_size {hidden_size} is not a multiple of {num_heads} heads; expected head_dim")
+        eos = raw.get("eos_token_id")
+        return cls(
+            architecture=architecture,
+            vocab_size=_count(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(raw, "intermediate_size"),
+            num_layers=_count(raw, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=_count(raw, "num_key_value_heads", default=num_heads),
+            head_dim=_count(raw, "head_dim", default=hidden_size // num_heads),
+            max_model_len=_count(raw, "max_position_embeddings"),
+            rms_norm_eps=_positive(raw, "rms_norm_eps"),
+            rope_theta=_positive({"rope_theta": 10000.0} | raw | rope, "rope_theta"),
+            rope_scaling=_rope_scaling(rope),
+            qkv_bias=architecture == "Qwen2ForCausalLM",
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        )
 
     @classmethod
     def tiny(cls) -> ModelConfig:
@@ -135,33 +169,10 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _parse(raw: dict[str, Any]) -> ModelConfig:
-    architecture = (raw.get("architectures") or [None])[0]
-    _check(architecture in ARCHITECTURES,
-           f"architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}")
-    _check_settings(raw)
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    num_heads = _count(raw, "num_attention_heads")
-    eos = raw.get("eos_token_id")
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=_count(raw, "vocab_size"),
-        hidden_size=_count(raw, "hidden_size"),
-        intermediate_size=_count(raw, "intermediate_size"),
-        num_layers=_count(raw, "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=_count(raw, "num_key_value_heads", default=num_heads),
-        head_dim=_count(raw, "head_dim", default=_count(raw, "hidden_size") // num_heads),
-        max_model_len=_count(raw, "max_position_embeddings"),
-        rms_norm_eps=_positive(raw, "rms_norm_eps"),
-        rope_theta=_positive({"rope_theta": 10000.0} | raw | rope, "rope_theta"),
-        rope_scaling=_rope_scaling(rope),
-        qkv_bias=architecture == "Qwen2ForCausalLM",
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
-    )
+def write_json(file: Path, value: dict[str, Any]) -> None:
+    """Write what `read_json` reads, for people to read too: `write_json(Path("config.json"), {"vocab_size":
+    260})`."""
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_settings(raw: dict[str, Any]) -> None:
