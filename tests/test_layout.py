@@ -1,0 +1,108 @@
+"""The folders against the list of chapters, and the name `kernels` against the package that owns it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minipaged.chapters import CHAPTERS
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE_STEMS = {chapter.file_stem for chapter in CHAPTERS}
+
+
+def stems(pattern: str) -> set[str]:
+    return {path.stem for path in ROOT.glob(pattern)}
+
+
+def run_python(code: str, *paths: Path) -> str:
+    """Run code at the root of the project in a fresh Python, with more folders to import from."""
+    program = f"import sys; sys.path[:0] = {[str(path) for path in (ROOT, *paths)]}\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_chapters_are_numbered_from_0_to_14_without_a_gap() -> None:
+    assert [chapter.number for chapter in CHAPTERS] == list(range(15))
+    assert [CHAPTERS[3].key, CHAPTERS[3].file_stem] == ["ch03", "ch03_block_allocator"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["notebooks/*.ipynb", "notebooks/source/*.py", "exercises/*.py", "solutions/*.py"],
+)
+def test_a_course_folder_holds_nothing_but_chapters(pattern: str) -> None:
+    assert stems(pattern) <= FILE_STEMS
+
+
+def test_every_grader_belongs_to_a_chapter() -> None:
+    assert {stem.removeprefix("test_") for stem in stems("tests/test_ch[0-9]*.py")} <= FILE_STEMS
+
+
+def test_every_notebook_has_a_source_and_every_source_its_notebook() -> None:
+    assert stems("notebooks/*.ipynb") == stems("notebooks/source/*.py")
+
+
+def test_every_exercise_has_a_solution_and_every_solution_its_exercise() -> None:
+    assert stems("exercises/*.py") == stems("solutions/*.py")
+
+
+def test_the_course_has_a_start() -> None:
+    assert "ch00_start" in stems("notebooks/*.ipynb")
+
+
+@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c.parts], ids=lambda c: c.key)
+def test_a_layer_of_the_engine_lies_in_the_module_its_chapter_is_named_after(chapter) -> None:
+    assert (ROOT / "minipaged" / f"{chapter.stem}.py").exists()
+
+
+def test_no_part_is_built_by_two_chapters() -> None:
+    parts = [part for chapter in CHAPTERS for part in chapter.parts]
+    assert len(parts) == len(set(parts))
+
+
+def test_the_folder_kernels_is_no_package() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+STAND_IN = """
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {}) if name[0].isupper() else lambda *args, **kwargs: lambda decorated: decorated
+"""
+
+
+def test_transformers_models_import_from_the_root_beside_a_distribution_called_kernels(
+    tmp_path: Path,
+) -> None:
+    import_utils = pytest.importorskip("transformers.utils.import_utils")
+    version = import_utils.KERNELS_MIN_VERSION  # another version would be ignored, and nothing tested
+    stand_in = tmp_path / "kernels" / "__init__.py"
+    metadata = tmp_path / f"kernels-{version}.dist-info" / "METADATA"
+    stand_in.parent.mkdir()
+    stand_in.write_text(STAND_IN)
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: kernels\nVersion: {version}\n")
+    code = """
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+print(sys.modules["kernels"].__file__)
+"""
+    assert run_python(code, tmp_path) == str(stand_in)
+
+
+def test_minipaged_kernels_imports_without_triton_and_says_so() -> None:
+    code = """
+sys.modules["triton"] = None
+import minipaged.kernels, minipaged.kernels.paged.torch_twins
+print(minipaged.kernels.triton_status())
+"""
+    assert run_python(code) == "TritonStatus(installed=False, interpret=False)"
+
+
+def test_importing_minipaged_kernels_imports_neither_torch_nor_triton() -> None:
+    assert run_python("import minipaged.kernels; print({'torch', 'triton'} & set(sys.modules))") == "set()"
