@@ -1,0 +1,73 @@
+"""Beam search by fork and free.
+
+Why it exists: every step the best continuations are chosen over all beams, so some beams split and others die. With a
+block table a split is a fork that copies nothing, and a death is a free; other systems move whole caches around.
+What it leaves out: diverse beams and constraints. Chapter 06 (Kwon et al., SOSP'23, section 4.4, Figure 9).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minipaged.params import BeamSearchParams
+from minipaged.request import Request, Sequence
+
+
+def advance_beams(
+    request: Request, params: BeamSearchParams, logits: torch.Tensor, eos_token_ids: tuple[int, ...], max_model_len: int
+) -> None:
+    """Replace the live beams by the best continuations; `logits` [number of live beams, V], in their order.
+
+    A beam that ends joins the finished ones if it is among the best `beam_width` candidates. The search ends when no
+    live beam can beat the worst of `beam_width` finished ones at its present length, or at max_tokens; then the
+    best `beam_width` are kept, best first.
+    """
+    beams = request.live
+    finished = [seq for seq in request.sequences if seq.finish_reason is not None]
+    eos = () if params.ignore_eos else eos_token_ids
+    live: list[Sequence] = []
+    for rank, (beam, token_id, total) in enumerate(_candidates(beams, logits, params.beam_width * (1 + len(eos)))):
+        if len(live) == params.beam_width or (token_id in eos and rank >= params.beam_width):
+            continue
+        child = _continue(beam, token_id, total, params.length_penalty)
+        if token_id in eos:
+            child.finish("stop")
+        elif len(child.output_token_ids) == params.max_tokens or child.num_tokens == max_model_len:
+            child.finish("length")
+        (live if child.finish_reason is None else finished).append(child)
+    for beam in beams:
+        beam.release()
+    finished = sorted(finished, key=_score, reverse=True)[: params.beam_width]
+    if live and len(finished) == params.beam_width and _score(finished[-1]) >= max(map(_score, live)):
+        for seq in live:
+            seq.release()
+        live = []
+    request.sequences = finished + live
+    for index, seq in enumerate(request.sequences):
+        seq.index = index
+
+
+def _candidates(beams: list[Sequence], logits: torch.Tensor, count: int) -> list[tuple[Sequence, int, float]]:
+    """The `count` likeliest (beam, next token, summed log-probability), best first."""
+    vocab_size = logits.shape[-1]
+    totals = logits.log_softmax(dim=-1)
+    totals += torch.tensor([beam.cumulative_logprob for beam in beams], device=logits.device)[:, None]
+    best = totals.flatten().topk(min(count, totals.numel()))
+    return [
+        (beams[index // vocab_size], index % vocab_size, total)
+        for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _continue(beam: Sequence, token_id: int, total: float, length_penalty: float) -> Sequence:
+    child = beam.fork(index=0)
+    child.token_ids.append(token_id)
+    child.detokenizer.append(token_id)
+    child.cumulative_logprob = total
+    child.score = total / len(child.output_token_ids) ** length_penalty
+    return child
+
+
+def _score(seq: Sequence) -> float:
+    assert seq.score is not None
+    return seq.score

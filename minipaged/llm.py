@@ -1,0 +1,178 @@
+"""`LLM`: a model, its tokenizer and an engine behind three methods.
+
+Why it exists: `LLM("smollm2-135m").generate(["Hello"])` is what a user wants to type, in the words of vLLM's `LLM`.
+What it leaves out: everything it does itself is choosing defaults; the engine is `llm.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from minipaged.config import ModelConfig
+from minipaged.engine import Engine
+from minipaged.hub import find_model
+from minipaged.kv_memory import num_blocks_for
+from minipaged.model import Llama
+from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
+from minipaged.parts import Parts
+from minipaged.tokenizer import Tokenizer
+from minipaged.weights import random_weights, read_weights
+
+DEFAULT_CPU_KV_BYTES = 512 * 2**20
+GPU_KV_FRACTION = 0.8
+
+Params = SamplingParams | BeamSearchParams
+Prompt = str | SequenceOf[int]
+
+
+class LLM:
+    """A language model served through paged memory.
+
+    >>> llm = LLM("smollm2-135m", block_size=16, num_blocks=512)
+    >>> llm.generate(["The capital of France is"], SamplingParams(temperature=0.0))[0].outputs[0].text
+
+    model: "smollm2-135m" (fetched on first use), a folder with config.json, tokenizer.json and safetensors, a .gguf
+    file, or "tiny", a random model of 2 layers over bytes that is built from `seed` in a moment.
+    block_size: tokens per block. num_blocks, or kv_cache_memory_bytes: the size of the pool (default: 512 MiB on a CPU,
+    80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step. max_model_len: the
+    longest prompt + output. enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute",
+    or "swap" to `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
+    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch" or "auto". seed: of requests
+    that bring none. parts: layers to use instead of the package's (`load_parts`).
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2-135m",
+        *,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
+        preemption_mode: str = "recompute",
+        num_cpu_blocks: int = 0,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device | None = None,
+        attention_backend: str = "auto",
+        seed: int = 0,
+        parts: Parts | None = None,
+    ) -> None:
+        if num_blocks is not None and kv_cache_memory_bytes is not None:
+            raise ValueError(f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both")
+        if attention_backend not in ("auto", "torch"):
+            raise ValueError(f"attention_backend must be 'auto' or 'torch', got {attention_backend!r}")
+        self.device = _device(device)
+        self.model, self.tokenizer = _load(model, dtype, self.device, seed)
+        if num_blocks is None:
+            budget = _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
+            num_blocks = num_blocks_for(budget, block_size, self.model.config, self.model.dtype)
+        self.engine = Engine(
+            self.model, self.tokenizer, num_blocks=num_blocks, block_size=block_size, num_cpu_blocks=num_cpu_blocks,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching, preemption_mode=preemption_mode, seed=seed, parts=parts,
+        )  # fmt: skip
+        self._ids = (f"llm-{number}" for number in count())
+
+    def generate(
+        self, prompts: Prompt | SequenceOf[Prompt], params: Params | SequenceOf[Params] | None = None
+    ) -> list[RequestOutput]:
+        """Serve all prompts (texts or lists of token ids) together; outputs come in the order of the prompts.
+
+        `params` is one for all or one each. If one prompt is refused (ValueError), none is served.
+        """
+        prompts = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        if isinstance(params, SequenceOf) and len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} params; give one for all or one each")
+        each = list(params) if isinstance(params, SequenceOf) else [params or SamplingParams()] * len(prompts)
+        request_ids: list[str] = []
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for prompt, prompt_params in zip(prompts, each, strict=True):
+                request_ids.append(self._add(prompt, prompt_params))
+            while self.engine.has_unfinished_requests() and len(outputs) < len(request_ids):
+                outputs |= {output.request_id: output for output in self.engine.step() if output.finished}
+        finally:
+            self._abort(request_ids)
+        return [outputs[request_id] for request_id in request_ids]
+
+    def chat(
+        self, messages: SequenceOf[Mapping[str, str]] | SequenceOf[SequenceOf[Mapping[str, str]]],
+        params: Params | SequenceOf[Params] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several: [{"role": "user", "content": "Hello"}], by the model's chat template."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        return self.generate([self.tokenizer.encode_chat(conversation) for conversation in conversations], params)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Serve one prompt and yield its output after every step; `outputs[0].text` only ever grows, never breaking
+        a character. Leaving the loop early aborts the request.
+
+        >>> for output in llm.stream("Once upon a time"):
+        ...     print(output.outputs[0].text)
+        """
+        request_id = self._add(prompt, params or SamplingParams())
+        finished = False
+        try:
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+        finally:
+            self._abort([request_id])
+
+    def _add(self, prompt: Prompt, params: Params) -> str:
+        request_id = next(self._ids)
+        self.engine.add_request(request_id, prompt, params)
+        return request_id
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+
+
+def _is_one_prompt(prompts: Prompt | SequenceOf[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _default_kv_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(GPU_KV_FRACTION * torch.cuda.mem_get_info(device)[0])
+    return DEFAULT_CPU_KV_BYTES
+
+
+def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
+    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype == "auto":
+        return names[config.dtype] if device.type == "cuda" else torch.float32
+    chosen = names.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen not in names.values():
+        raise ValueError(f"dtype must be 'auto', {', '.join(map(repr, names))}, got {dtype!r}")
+    return chosen
+
+
+def _load(
+    model: str | Path, dtype: str | torch.dtype, device: torch.device, seed: int
+) -> tuple[Llama, Tokenizer]:
+    if model == "tiny":
+        config = ModelConfig.tiny()
+        weights, tokenizer = random_weights(config, seed), Tokenizer.byte_level()
+    else:
+        folder = find_model(model)
+        config = ModelConfig.from_folder(folder)
+        weights, tokenizer = read_weights(folder), Tokenizer.from_folder(folder)
+    return Llama(config, weights, _dtype(dtype, config, device), device), tokenizer

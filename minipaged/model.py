@@ -1,0 +1,154 @@
+"""A Llama-family decoder in plain PyTorch, for a flat batch of tokens whose K/V lives in blocks.
+
+Why it exists: Llama 3, Qwen2, Qwen3 and SmolLM2 are one architecture with switches (GQA, QKV bias, QK-norm, tied
+embeddings, RoPE scaling). A step's tokens, from however many sequences, form one [T, hidden] matrix: every layer but
+attention treats them alike, so batching needs no padding.
+What it leaves out: training, and any parallelism beyond what the matrix products do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from minipaged.config import ModelConfig, RopeScaling
+from minipaged.linear import Linear
+from minipaged.paged_attention import KVCache, plan_attention
+from minipaged.weights import checked
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's work, as the model sees it: T tokens of S sequences, flat.
+
+    token_ids, positions, slot_mapping: [T] int64. block_tables: [S, M] int64, padded. context_lens: [S];
+    query_start_loc: [S+1]. logits_rows: the rows of [T] whose next token is wanted.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    context_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    logits_rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer's weights: q, k and v packed in one product, since they share their input."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    post_norm: torch.Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class Llama:
+    """The model: `forward(batch, kv_cache, attention)` gives the logits of the rows that are sampled."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a `ModelError`."""
+        tensors = {name: tensor.to(device, dtype) for name, tensor in checked(config, weights)}
+        self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.embedding = tensors.pop("model.embed_tokens.weight")
+        self.lm_head = Linear(self.embedding if config.tie_word_embeddings else tensors.pop("lm_head.weight"))
+        self.norm = tensors.pop("model.norm.weight")
+        self.layers = [_take_layer(tensors, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self.inv_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
+        block_size = kv_cache.k.shape[2]
+        tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
+        plan = plan_attention(*tables, block_size, self.dtype)
+        cos, sin = self._rope(batch.positions)
+        x = self.embedding[batch.token_ids]  # [T, hidden]
+        for index, layer in enumerate(self.layers):
+            q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
+            kv_cache.write(index, k, v, batch.slot_mapping)
+            scale = self.config.head_dim**-0.5
+            context = attention(q, kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
+            x = x + layer.o(context.flatten(1))
+            h = self._norm(x, layer.post_norm)
+            x = x + layer.down(F.silu(layer.gate(h)) * layer.up(h))
+        return self.lm_head(self._norm(x[batch.logits_rows], self.norm)).float()
+
+    def _qkv(
+        self, layer: Layer, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """h [T, hidden] -> q [T, H, D] and k, v [T, G, D], with positions turned into q and k."""
+        H, G, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        qkv = layer.qkv(h).view(-1, H + 2 * G, D)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(qkv[:, :H], layer.q_norm), self._norm(qkv[:, H : H + G], layer.k_norm)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        else:
+            q, k = rotate(qkv[:, : H + G], cos, sin).split([H, G], dim=1)
+        return q, k, qkv[:, H + G :]
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm over the last dimension, in fp32 whatever the dtype."""
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.config.rms_norm_eps).to(x.dtype) * weight
+
+    def _rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of [T, 1, D/2], computed once a step and shared by all layers and heads."""
+        angles = positions[:, None, None].float() * self.inv_freq
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al., 2021)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
+    """The angle per position of each pair, [head_dim / 2] in fp32: theta^(-2i / head_dim), slowed down for Llama 3."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if scaling is None:
+        return inv_freq
+    periods = scaling.original_max_position_embeddings * inv_freq / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((periods - low) / (high - low)).clamp(0, 1)  # 0: slow waves, slowed by factor; 1: fast ones, kept
+    return inv_freq * (keep + (1 - keep) / scaling.factor)
+
+
+def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> Layer:
+    """Build one layer, removing its tensors from the dict, so that a weight is never held twice for long."""
+
+    def take(name: str) -> torch.Tensor:
+        return tensors.pop(prefix + name)
+
+    def maybe(name: str) -> torch.Tensor | None:
+        return tensors.pop(prefix + name, None)
+
+    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+    biases = [bias for name in qkv if (bias := maybe(f"{name}.bias")) is not None]
+    return Layer(
+        input_norm=take("input_layernorm.weight"),
+        qkv=Linear(torch.cat([take(f"{name}.weight") for name in qkv]), torch.cat(biases) if biases else None),
+        q_norm=maybe("self_attn.q_norm.weight"),
+        k_norm=maybe("self_attn.k_norm.weight"),
+        o=Linear(take("self_attn.o_proj.weight")),
+        post_norm=take("post_attention_layernorm.weight"),
+        gate=Linear(take("mlp.gate_proj.weight")),
+        up=Linear(take("mlp.up_proj.weight")),
+        down=Linear(take("mlp.down_proj.weight")),
+    )

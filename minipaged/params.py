@@ -1,0 +1,123 @@
+"""What a user asks for and what comes back: sampling parameters and outputs, under vLLM's names.
+
+Every value is checked when it is made, so that a mistake is reported where it was typed and not steps later.
+What it leaves out: how tokens are chosen (`sampler.py`, `beam_search.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose the next tokens of one request.
+
+    >>> SamplingParams(temperature=0.0, max_tokens=16)          # greedy
+    >>> SamplingParams(n=4, temperature=0.8, top_p=0.95, seed=7)
+
+    n: samples of the same prompt, which share its blocks. temperature: 0 is greedy. top_k: keep the k likeliest tokens
+    (0 keeps all). top_p: keep the smallest set whose probability reaches p. min_p: drop tokens below min_p times the
+    likeliest. max_tokens: at most this many new tokens (None: until the model's length). stop: texts that end the
+    output and are not part of it. stop_token_ids: tokens that do; they are kept in `token_ids`. ignore_eos: go on past
+    the end of text. seed: the same seed gives the same samples, whatever else is in the batch. logprobs: report that
+    many likeliest tokens at each place. repetition_penalty: above 1 makes tokens already seen less likely. cache_salt:
+    share cached blocks only with requests that carry the same salt.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, minimum=1)
+        _check_int("top_k", self.top_k, minimum=0)
+        _check_int("max_tokens", self.max_tokens, minimum=1, optional=True)
+        _check_int("logprobs", self.logprobs, minimum=0, optional=True)
+        _check_int("seed", self.seed, optional=True)
+        _check_number("temperature", self.temperature, 0.0 <= self.temperature, "0 (greedy) or more")
+        _check_number("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
+        _check_number("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
+        _check_number("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "above 0")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop must be a text or texts, none of them empty, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
+        for token_id in self.stop_token_ids:
+            _check_int("each of stop_token_ids", token_id, minimum=0)
+        if self.n > 1 and self.temperature == 0.0:
+            raise ValueError(f"n={self.n} greedy samples would all be the same; set temperature above 0, or n=1")
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """Beam search: keep the `beam_width` likeliest continuations, and return as many finished ones.
+
+    A finished beam's score is its summed log-probability / (its number of new tokens ** length_penalty), so a
+    penalty above 0 favours long outputs, as in transformers.
+    """
+
+    beam_width: int = 4
+    max_tokens: int = 16
+    length_penalty: float = 1.0
+    ignore_eos: bool = False
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("beam_width", self.beam_width, minimum=1)
+        _check_int("max_tokens", self.max_tokens, minimum=1)
+        _check_number("length_penalty", self.length_penalty, True, "a number")
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One answer of a request, as far as it has come.
+
+    text never ends inside a character or inside what may become a stop text. finish_reason: None while it runs, then
+    "stop", "length", "capacity" (the pool is too small for it) or "abort". logprobs: for each token, the likeliest
+    tokens and the chosen one, {token id: log-probability}. score: of a beam.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[dict[int, float]] | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a request has produced. num_cached_tokens: prompt tokens whose K/V the prefix cache already held."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+def _check_int(name: str, value: int | None, minimum: int | None = None, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if type(value) is not int or (minimum is not None and value < minimum):
+        least = "" if minimum is None else f" of at least {minimum}"
+        raise ValueError(f"{name} must be a whole number{least}{' or None' if optional else ''}, got {value!r}")
+
+
+def _check_number(name: str, value: float, holds: bool, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")

@@ -1,0 +1,162 @@
+"""A request and its sequences: what the user asked for, and the branches that answer it.
+
+Why it exists: one prompt can have many continuations (n samples, beams). The request is what is queued, admitted and
+preempted; each sequence has tokens and a block table of its own.
+What it leaves out: which blocks (`BlockManager`) and when (`Scheduler`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os.path import commonprefix
+
+from minipaged.block_table import BlockTable
+from minipaged.detokenizer import Detokenizer
+from minipaged.params import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One branch: prompt and output tokens, and the table of those whose K/V is stored.
+
+    table is None while nothing is stored: before admission, after preemption by recompute, and when finished.
+    fork_of: (sequence, tokens in common) to fork from as soon as those tokens are stored; only for branches that come
+    back after a preemption. block_keys: the prefix-cache keys of its full blocks, as far as they were needed;
+    num_published of them have been published.
+    """
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    detokenizer: Detokenizer
+    index: int = 0
+    table: BlockTable | None = None
+    fork_of: tuple[Sequence, int] | None = None
+    block_keys: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: str | None = None
+    score: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose K/V is stored, or has a slot in the step under way."""
+        return self.table.num_tokens if self.table is not None else 0
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def fork(self, index: int) -> Sequence:
+        """A second branch with the same tokens so far, sharing every block."""
+        return Sequence(
+            token_ids=list(self.token_ids), num_prompt_tokens=self.num_prompt_tokens,
+            detokenizer=self.detokenizer.fork(), index=index, table=self.table.fork() if self.table else None,
+            block_keys=list(self.block_keys), num_published=self.num_published, logprobs=list(self.logprobs),
+            cumulative_logprob=self.cumulative_logprob,
+        )  # fmt: skip
+
+    def release(self) -> None:
+        """Give its blocks back. Does nothing the second time."""
+        if self.table is not None:
+            self.table.free()
+        self.table, self.fork_of, self.num_published = None, None, 0
+
+    def finish(self, reason: str) -> None:
+        self.release()
+        self.detokenizer.finish()
+        self.finish_reason = reason
+
+    def common_prefix_len(self, other: Sequence) -> int:
+        """How many tokens two branches share from the start."""
+        return len(commonprefix([self.token_ids, other.token_ids]))
+
+
+@dataclass(eq=False)
+class Request:
+    """What was asked, in the order it is served: by (priority, arrival), lower first."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams | BeamSearchParams
+    priority: int
+    arrival: int
+    sequences: list[Sequence]
+    seed: int = 0
+    is_swapped: bool = False
+    num_cached_tokens: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.priority, self.arrival
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The branches still being generated."""
+        return [seq for seq in self.sequences if seq.finish_reason is None]
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.live
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Branches it may have at once: n, or the beam width."""
+        return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
+
+    @property
+    def num_seqs(self) -> int:
+        """Branches it counts for now: before its first token, all that it will fork into."""
+        has_forked = len(self.sequences) > 1
+        return len(self.live) if has_forked and not isinstance(self.params, BeamSearchParams) else self.max_num_seqs
+
+    def next_tokens(self, budget: int) -> list[tuple[Sequence, int]]:
+        """Which branches would compute how many tokens in a step that has `budget` left.
+
+        One branch takes as much of its prompt as fits. Several branches take their next token together or not at all,
+        and those that come back from a preemption first catch up to their last token.
+        """
+        live = self.live
+        if len(live) == 1:
+            work = [(live[0], min(live[0].num_uncomputed_tokens, budget))]
+        elif all(seq.num_uncomputed_tokens == 1 for seq in live):
+            work = [(seq, 1) for seq in live] if len(live) <= budget else []
+        else:
+            work = []
+            for seq in live:
+                num_tokens = min(seq.num_uncomputed_tokens - 1, budget) if seq.table is not None else 0
+                work.append((seq, num_tokens))
+                budget -= num_tokens
+        return [(seq, num_tokens) for seq, num_tokens in work if num_tokens > 0]
+
+    def finish(self, reason: str) -> None:
+        """End every branch that still runs."""
+        for seq in self.live:
+            seq.finish(reason)
+
+    def output(self) -> RequestOutput:
+        """A snapshot for the user."""
+        logprobs_wanted = isinstance(self.params, SamplingParams) and self.params.logprobs is not None
+        outputs = [
+            CompletionOutput(
+                index=seq.index,
+                text=seq.detokenizer.text if seq.finish_reason else seq.detokenizer.visible,
+                token_ids=seq.output_token_ids,
+                finish_reason=seq.finish_reason,
+                logprobs=list(seq.logprobs) if logprobs_wanted else None,
+                score=seq.score,
+            )
+            for seq in self.sequences
+        ]
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.is_finished, self.num_cached_tokens
+        )
