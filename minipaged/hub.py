@@ -31,7 +31,7 @@ from minipaged.errors import ModelError
 
 @dataclass(frozen=True)
 class Release:
-    """Where a model is published: a hub repository, and a PyPI package with `gguf_file`, of this
+    """Where a model is published: a hub repository, and a package with `gguf_file`, of this
     `sha256`."""
 
     hub_repo: str
