@@ -162,7 +162,7 @@ def test_chatml_by_hand() -> None:
         ({"bos_token": "<s>", "eos_token": {"content": "</s>"}}, "{{ bos_token }}{{ eos_token }}", "<s></s>"),
         (
             {},
-            "{% if true %}\n  {% for m in messages %}\n{{ m.role }}\n  {% break %}\n{% endfor %}\n{% endif %}",
+            "{% if 1 %}\n  {% for m in messages %}\n{{ m.role }}\n  {% break %}\n{% endfor %}\n{% endif %}",
             "user\n",
         ),
         ({}, "{{ messages | tojson }}", '[{"role": "user", "content": "hi"}]'),
