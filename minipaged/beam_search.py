@@ -1,8 +1,9 @@
 """Beam search by fork and free.
 
-Why it exists: every step the best continuations are chosen over all beams, so some beams split and others die. With a
-block table a split is a fork that copies nothing, and a death is a free; other systems move whole caches around.
-What it leaves out: diverse beams and constraints. Chapter 06 (Kwon et al., SOSP'23, section 4.4, Figure 9).
+Why it exists: every step the best continuations are chosen over all beams, so some beams split and others
+die. With a block table a split is a fork that copies nothing, and a death is a free; other systems move whole
+caches around. What it leaves out: diverse beams and constraints. Chapter 06 (Kwon et al., SOSP'23, section
+4.4, Figure 9).
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from minipaged.request import Request, Sequence
 
 
 def advance_beams(
-    request: Request, params: BeamSearchParams, logits: torch.Tensor, eos_token_ids: tuple[int, ...], max_model_len: int
+    request: Request,
+    params: BeamSearchParams,
+    logits: torch.Tensor,
+    eos_token_ids: tuple[int, ...],
+    max_model_len: int,
 ) -> None:
     """Replace the live beams by the best continuations; `logits` [number of live beams, V], in their order.
 
-    A beam that ends joins the finished ones if it is among the best `beam_width` candidates. The search ends when no
-    live beam can beat the worst of `beam_width` finished ones at its present length, or at max_tokens; then the
-    best `beam_width` are kept, best first.
+    A beam that ends joins the finished ones if it is among the best `beam_width` candidates. The search ends
+    when no live beam can beat the worst of `beam_width` finished ones at its present length, or at
+    max_tokens; then the best `beam_width` are kept, best first.
     """
     beams = request.live
     finished = [seq for seq in request.sequences if seq.finish_reason is not None]
     eos = () if params.ignore_eos else eos_token_ids
     live: list[Sequence] = []
-    for rank, (beam, token_id, total) in enumerate(_candidates(beams, logits, params.beam_width * (1 + len(eos)))):
+    for rank, (beam, token_id, total) in enumerate(
+        _candidates(beams, logits, params.beam_width * (1 + len(eos)))
+    ):
         if len(live) == params.beam_width or (token_id in eos and rank >= params.beam_width):
             continue
         child = _continue(beam, token_id, total, params.length_penalty)

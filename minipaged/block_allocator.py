@@ -1,9 +1,9 @@
 """The pool of physical blocks: who may use which block, and which blocks are free.
 
-Why it exists: every sequence takes its memory one block at a time from one common pool, so no sequence reserves what
-it may never use, and every hole is the right size for the next request.
-What it leaves out: it never touches a tensor. It hands out numbers; `KVCache` owns the bytes behind them, and
-`PrefixCache` remembers which free blocks still hold something worth finding. Chapter 03.
+Why it exists: every sequence takes its memory one block at a time from one common pool, so no sequence
+reserves what it may never use, and every hole is the right size for the next request. What it leaves out: it
+never touches a tensor. It hands out numbers; `KVCache` owns the bytes behind them, and `PrefixCache`
+remembers which free blocks still hold something worth finding. Chapter 03.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from minipaged.errors import OutOfBlocks
 class BlockAllocator:
     """A pool of `num_blocks` blocks with ids 0 … N-1, a free queue and a reference count per block.
 
-    The free queue is an `OrderedDict`, which is a linked list threaded through a hash table: taking the head, adding
-    to the tail and pulling one block out of the middle (`revive`) are all O(1). vLLM builds the same structure by hand
-    (vllm/v1/core/kv_cache_utils.py, FreeKVCacheBlockQueue).
+    The free queue is an `OrderedDict`, which is a linked list threaded through a hash table: taking the head,
+    adding to the tail and pulling one block out of the middle (`revive`) are all O(1). vLLM builds the same
+    structure by hand (vllm/v1/core/kv_cache_utils.py, FreeKVCacheBlockQueue).
 
     Invariant: a block is in the free queue, once, if and only if its reference count is 0.
 
@@ -57,11 +57,13 @@ class BlockAllocator:
         return self._ref_counts[block_id]
 
     def allocate(self) -> int:
-        """Take the block at the head of the free queue, with reference count 1. `OutOfBlocks` if there is none."""
+        """Take the block at the head of the free queue, with reference count 1. `OutOfBlocks` if there is
+        none."""
         return self.allocate_many(1)[0]
 
     def allocate_many(self, n: int) -> list[int]:
-        """Take `n` blocks, or none of them: `OutOfBlocks` when fewer than `n` are free, and nothing changes."""
+        """Take `n` blocks, or none of them: `OutOfBlocks` when fewer than `n` are free, and nothing
+        changes."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
         if n > self.num_free:
@@ -69,7 +71,8 @@ class BlockAllocator:
         return [self._take_head() for _ in range(n)]
 
     def share(self, block_id: int) -> None:
-        """Add one user to a block in use. ValueError for a free block: its content may be gone (see `revive`)."""
+        """Add one user to a block in use. ValueError for a free block: its content may be gone (see
+        `revive`)."""
         if self.ref_count(block_id) == 0:
             raise ValueError(f"block {block_id} is free and cannot be shared")
         self._ref_counts[block_id] += 1
@@ -77,7 +80,8 @@ class BlockAllocator:
     def revive(self, block_id: int) -> None:
         """Take one particular free block out of the queue, with its content: a prefix-cache hit. O(1).
 
-        Unlike `allocate` it keeps what the block holds, so `on_reuse` is not called. ValueError if it is in use.
+        Unlike `allocate` it keeps what the block holds, so `on_reuse` is not called. ValueError if it is in
+        use.
         """
         if self.ref_count(block_id) != 0:
             raise ValueError(f"block {block_id} has {self._ref_counts[block_id]} users and is not free")
@@ -85,21 +89,21 @@ class BlockAllocator:
         self._ref_counts[block_id] = 1
 
     def free(self, block_id: int) -> None:
-        """Drop one user; the last one puts the block at the tail of the free queue. ValueError if it is free."""
+        """Drop one user; the last one puts the block at the tail of the free queue. ValueError if it is
+        free."""
         self.free_many([block_id])
 
     def free_many(self, block_ids: Iterable[int]) -> None:
         """Drop one user per entry, in the order given; all or nothing.
 
-        A block may be listed twice only if two users give it up: with reference count 1, `free_many([b, b])` is a
-        ValueError and changes nothing.
+        A block may be listed twice only if two users give it up: with reference count 1, `free_many([b, b])`
+        is a ValueError and changes nothing.
         """
         block_ids = list(block_ids)
         for block_id, times in Counter(block_ids).items():
             if self.ref_count(block_id) < times:
-                raise ValueError(
-                    f"block {block_id} is freed {times} time(s) but has {self._ref_counts[block_id]} user(s): double free"
-                )
+                users = self._ref_counts[block_id]
+                raise ValueError(f"double free: block {block_id} has {users} user(s), freed {times} time(s)")
         for block_id in block_ids:
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:

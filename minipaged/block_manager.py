@@ -1,9 +1,9 @@
 """The memory of the engine as the scheduler sees it: requests in, blocks and slots out.
 
-Why it exists: allocator, block tables, copy-on-write, prefix cache and preemption each know one thing. This class
-joins them and answers the scheduler's questions: what would it cost to admit this request, to run this step, and what
-does preempting give back. vLLM's counterpart is KVCacheManager (vllm/v1/core/kv_cache_manager.py).
-What it leaves out: tensors. Everything here is block ids.
+Why it exists: allocator, block tables, copy-on-write, prefix cache and preemption each know one thing. This
+class joins them and answers the scheduler's questions: what would it cost to admit this request, to run this
+step, and what does preempting give back. vLLM's counterpart is KVCacheManager
+(vllm/v1/core/kv_cache_manager.py). What it leaves out: tensors. Everything here is block ids.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ Copies = list[tuple[int, int]]
 
 
 class BlockManager:
-    """One pool of `num_blocks` blocks, a second one of `num_cpu_blocks` for swapped requests, and who uses them.
+    """One pool of `num_blocks` blocks, a second one of `num_cpu_blocks` for swapped requests, and who uses
+    them.
 
     prefix_queries and prefix_hits count the tokens of all admissions and those found in the prefix cache.
     """
 
     def __init__(
-        self, parts: Parts, num_blocks: int, block_size: int, num_cpu_blocks: int = 0, enable_prefix_caching: bool = True
+        self,
+        parts: Parts,
+        num_blocks: int,
+        block_size: int,
+        num_cpu_blocks: int = 0,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.parts = parts
         self.block_size = block_size
@@ -41,7 +47,7 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_queries = self.prefix_hits = 0
 
-    # -- admission ---------------------------------------------------------------------------------------------------
+    # -- admission -------------------------------------------------------------------------------------------
 
     def blocks_to_admit(self, request: Request) -> int:
         """Free blocks that a waiting request needs to compute all the tokens it has.
@@ -54,10 +60,13 @@ class BlockManager:
             return len(distinct) + self.blocks_needed([(seq, seq.num_uncomputed_tokens) for seq in live])
         in_use = sum(self.allocator.ref_count(block_id) > 0 for block_id in self._match(request, live[0]))
         tree = fork_tree(live)
-        return sum(self._blocks_to_compute(seq, fork_of[1] if fork_of else 0) for seq, fork_of in tree) - in_use
+        return (
+            sum(self._blocks_to_compute(seq, fork_of[1] if fork_of else 0) for seq, fork_of in tree) - in_use
+        )
 
     def admit(self, request: Request) -> Copies:
-        """Give a waiting request its tables: swapped in, or with what the prefix cache has. Returns swap-in copies."""
+        """Give a waiting request its tables: swapped in, or with what the prefix cache has. Returns swap-in
+        copies."""
         if request.is_swapped:
             request.is_swapped = False
             assert self.cpu_allocator is not None
@@ -65,7 +74,9 @@ class BlockManager:
         root = request.live[0]
         hits = self._match(request, root)
         for block_id in hits:
-            revive_or_share = self.allocator.share if self.allocator.ref_count(block_id) else self.allocator.revive
+            revive_or_share = (
+                self.allocator.share if self.allocator.ref_count(block_id) else self.allocator.revive
+            )
             revive_or_share(block_id)
         root.table = self._new_table(self.allocator)
         root.table.adopt(hits, len(hits) * self.block_size)
@@ -87,12 +98,14 @@ class BlockManager:
                 if parent.table is not None and parent.table.num_tokens >= shared:
                     seq.table, seq.fork_of = parent.table.fork(shared), None
 
-    # -- growth ------------------------------------------------------------------------------------------------------
+    # -- growth ----------------------------------------------------------------------------------------------
 
     def blocks_needed(self, work: list[tuple[Sequence, int]]) -> int:
-        """Blocks that a step takes for these sequences and numbers of tokens, copies of shared tails included.
+        """Blocks that a step takes for these sequences and numbers of tokens, copies of shared tails
+        included.
 
-        Three branches that share one half-filled block and all write need 2 copies: the last owner writes in place.
+        Three branches that share one half-filled block and all write need 2 copies: the last owner writes in
+        place.
         """
         needed = 0
         writers: Counter[int] = Counter()
@@ -114,7 +127,8 @@ class BlockManager:
         return [self._table(seq).append(num_tokens) for seq, num_tokens in work]
 
     def blocks_promised(self, request: Request) -> int:
-        """Blocks that an admitted request still needs for the tokens it already has (chunks of its prompt to come)."""
+        """Blocks that an admitted request still needs for the tokens it already has (chunks of its prompt to
+        come)."""
         return sum(self._blocks_to_compute(seq, seq.fork_of[1] if seq.fork_of else 0) for seq in request.live)
 
     def publish(self, request: Request, seq: Sequence) -> None:
@@ -128,10 +142,11 @@ class BlockManager:
                 self.prefix_cache.publish(seq.table.block_ids[index], keys[index])
             seq.num_published = num_full
 
-    # -- preemption --------------------------------------------------------------------------------------------------
+    # -- preemption ------------------------------------------------------------------------------------------
 
     def preempt(self, request: Request, swap: bool) -> Copies:
-        """Take all blocks of a running request: swapped out if wanted and there is room, else to be recomputed."""
+        """Take all blocks of a running request: swapped out if wanted and there is room, else to be
+        recomputed."""
         live = request.live
         distinct = {block_id for seq in live if seq.table for block_id in seq.table.block_ids}
         all_stored = all(seq.table is not None for seq in live)
@@ -156,7 +171,7 @@ class BlockManager:
             seq.num_published = 0
         return copies
 
-    # -- small helpers -----------------------------------------------------------------------------------------------
+    # -- small helpers ---------------------------------------------------------------------------------------
 
     def _match(self, request: Request, seq: Sequence) -> list[int]:
         """The cached blocks that this sequence's tokens begin with."""
@@ -197,8 +212,8 @@ class BlockManager:
 def fork_tree(sequences: list[Sequence]) -> list[tuple[Sequence, tuple[Sequence, int] | None]]:
     """For every branch the earlier branch that it has the longest beginning in common with, and its length.
 
-    Recomputing the branches in this order, each as a fork of the other, restores all the sharing they had. The last
-    token of a branch is never shared: it is computed by each, for its logits.
+    Recomputing the branches in this order, each as a fork of the other, restores all the sharing they had.
+    The last token of a branch is never shared: it is computed by each, for its logits.
     """
     tree: list[tuple[Sequence, tuple[Sequence, int] | None]] = []
     for index, seq in enumerate(sequences):

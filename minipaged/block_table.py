@@ -1,8 +1,8 @@
 """The block table: where each token of one sequence lies in the pool.
 
-Why it exists: a sequence sees one contiguous run of positions 0, 1, 2, …; its blocks lie anywhere. The table is the
-page table of an operating system, with one entry per block of `block_size` tokens.
-What it leaves out: which sequence runs when (`Scheduler`), and the bytes (`KVCache`). Chapter 04.
+Why it exists: a sequence sees one contiguous run of positions 0, 1, 2, …; its blocks lie anywhere. The table
+is the page table of an operating system, with one entry per block of `block_size` tokens. What it leaves out:
+which sequence runs when (`Scheduler`), and the bytes (`KVCache`). Chapter 04.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order; `num_tokens` tokens hold exactly ceil(num_tokens / block_size) blocks.
+    """The blocks of one sequence, in order; `num_tokens` tokens hold exactly ceil(num_tokens / block_size)
+    blocks.
 
     >>> table = BlockTable(BlockAllocator(8), block_size=4)
     >>> table.append(6)
@@ -82,21 +83,26 @@ class BlockTable:
     def fork(self, num_tokens: int | None = None) -> BlockTable:
         """A second table that shares this one's first `num_tokens` tokens (all by default). Takes no block.
 
-        Example: 6 tokens at block size 4, `fork(5)` shares both blocks; the child's next token goes to position 5.
+        Example: 6 tokens at block size 4, `fork(5)` shares both blocks; the child's next token goes to
+        position 5.
         """
         num_tokens = self.num_tokens if num_tokens is None else num_tokens
         if not 0 <= num_tokens <= self.num_tokens:
             raise ValueError(f"cannot fork {num_tokens} tokens of a table that holds {self.num_tokens}")
         child = type(self)(self.allocator, self.block_size, self.copy_on_write)
-        child.adopt(self.copy_on_write.fork(self.block_ids[: blocks_for(num_tokens, self.block_size)]), num_tokens)
+        child.adopt(
+            self.copy_on_write.fork(self.block_ids[: blocks_for(num_tokens, self.block_size)]), num_tokens
+        )
         return child
 
     def adopt(self, block_ids: list[int], num_tokens: int) -> None:
-        """Start an empty table from blocks that already count it as a user: a fork, prefix hits, or a swap."""
-        if self.block_ids or len(block_ids) != blocks_for(num_tokens, self.block_size):
+        """Start an empty table from blocks that already count it as a user: a fork, prefix hits, or a
+        swap."""
+        expected = blocks_for(num_tokens, self.block_size)
+        if self.block_ids or len(block_ids) != expected:
             raise ValueError(
-                f"{num_tokens} tokens need {blocks_for(num_tokens, self.block_size)} blocks of {self.block_size} in an "
-                f"empty table, got {len(block_ids)} on top of {len(self.block_ids)}"
+                f"{num_tokens} tokens take {expected} blocks of {self.block_size} in an empty table, "
+                f"got {len(block_ids)} blocks for one that holds {len(self.block_ids)}"
             )
         self.block_ids, self.num_tokens = list(block_ids), num_tokens
 
@@ -107,7 +113,8 @@ class BlockTable:
         return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
 
     def free(self) -> None:
-        """Give every block back, the last one first, so that a tail is reused before the head it depends on."""
+        """Give every block back, the last one first, so that a tail is reused before the head it depends
+        on."""
         self.allocator.free_many(reversed(self.block_ids))
         self.block_ids, self.num_tokens = [], 0
 

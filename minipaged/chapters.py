@@ -43,7 +43,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     Chapter(2, "contiguous", "Contiguous allocation and its waste"),
     Chapter(3, "block_allocator", "The block pool", ("block_allocator",)),
     Chapter(4, "block_table", "Block tables", ("block_table",)),
-    Chapter(5, "paged_attention", "Paged attention", ("paged_attention",)),
+    Chapter(5, "paged_attention", "Paged attention", ("kv_cache", "paged_attention")),
     Chapter(6, "copy_on_write", "Sharing and copy-on-write", ("copy_on_write",)),
     Chapter(7, "prefix_cache", "The prefix cache", ("prefix_cache",)),
     Chapter(8, "scheduler", "Continuous batching", ("scheduler",)),

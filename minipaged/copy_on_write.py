@@ -1,9 +1,9 @@
 """Sharing blocks between sequences: reference counts as ownership, and a copy only when somebody writes.
 
-Why it exists: n samples of one prompt, or the beams of a search, have most of their K/V in common. They share those
-blocks until one of them writes into a block that is not its own alone.
-What it leaves out: it decides which block is copied where; `KVCache.copy_blocks` moves the bytes. Chapter 06
-(Kwon et al., SOSP'23, section 4.4).
+Why it exists: n samples of one prompt, or the beams of a search, have most of their K/V in common. They share
+those blocks until one of them writes into a block that is not its own alone. What it leaves out: it decides
+which block is copied where; `KVCache.copy_blocks` moves the bytes. Chapter 06 (Kwon et al., SOSP'23, section
+4.4).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class CopyOnWrite:
         self.allocator = allocator
 
     def fork(self, block_ids: list[int]) -> list[int]:
-        """Share every block with one more user and return its list of ids. Allocates nothing, so it cannot run out."""
+        """Share every block with one more user and return its list of ids. Allocates nothing, so it cannot
+        run out."""
         for block_id in block_ids:
             self.allocator.share(block_id)
         return list(block_ids)
@@ -40,7 +41,8 @@ class CopyOnWrite:
     def make_writable(self, block_ids: list[int], index: int) -> tuple[int, int] | None:
         """Make `block_ids[index]` the caller's own, in place; return the copy (src, dst) to run, or None.
 
-        The fresh block is taken before the shared one is given up, so `OutOfBlocks` leaves everything as it was.
+        The fresh block is taken before the shared one is given up, so `OutOfBlocks` leaves everything as it
+        was.
         """
         src = block_ids[index]
         if self.is_writable(src):

@@ -1,7 +1,7 @@
 """From tokens to text, one token at a time, never breaking a character and never showing a stop text.
 
-Why it exists: a token may be half a character, and a stop text may begin in one token and end three tokens later. What
-a stream has shown cannot be taken back, so text is held back while it may still become either.
+Why it exists: a token may be half a character, and a stop text may begin in one token and end three tokens
+later. What a stream has shown cannot be taken back, so text is held back while it may still become either.
 What it leaves out: which tokens there are (`Tokenizer`).
 """
 
@@ -29,7 +29,8 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def append(self, token_id: int) -> bool:
-        """Add one token; True if it completes a stop text, which is then cut off together with what follows it."""
+        """Add one token; True if it completes a stop text, which is then cut off together with what follows
+        it."""
         first_new = len(self.text)
         self.text += self._decoder.decode(self._tokenizer.token_bytes(token_id))
         ends = [self._find(stop, first_new) for stop in self._stop]

@@ -1,9 +1,10 @@
 """A linear layer whose weight is laid out once, at load, for the way it will be used.
 
-Why it exists: in a decode step the weights are read from memory for only a few rows of input, and a plain row-major
-weight cannot be read at the full speed of a CPU. oneDNN, which PyTorch ships for its compiler, knows a blocked layout
-that can (`torch.ops.mkldnn`, the operators that torch.compile puts in place of `F.linear` when it freezes weights).
-What it leaves out: everything else; without oneDNN, or on a GPU, it is `F.linear`. `minipaged bench` shows the ratio.
+Why it exists: in a decode step the weights are read from memory for only a few rows of input, and a plain
+row-major weight cannot be read at the full speed of a CPU. oneDNN, which PyTorch ships for its compiler,
+knows a blocked layout that can (`torch.ops.mkldnn`, the operators that torch.compile puts in place of
+`F.linear` when it freezes weights). What it leaves out: everything else; without oneDNN, or on a GPU, it is
+`F.linear`. `minipaged bench` shows the ratio.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-# The layout is chosen for a number of rows. One made for 64 also serves 1 and 2,000 without being converted again.
+# The layout is chosen for a number of rows. One made for 64 also serves 1 and 2,000 without being converted
+# again.
 ROWS_HINT = 64
 
 

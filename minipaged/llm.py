@@ -1,7 +1,7 @@
 """`LLM`: a model, its tokenizer and an engine behind three methods.
 
-Why it exists: `LLM("smollm2-135m").generate(["Hello"])` is what a user wants to type, in the words of vLLM's `LLM`.
-What it leaves out: everything it does itself is choosing defaults; the engine is `llm.engine`.
+Why it exists: `LLM("smollm2-135m").generate(["Hello"])` is what a user wants to type, in the words of vLLM's
+`LLM`. What it leaves out: everything it does itself is choosing defaults; the engine is `llm.engine`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ GPU_KV_FRACTION = 0.8
 
 Params = SamplingParams | BeamSearchParams
 Prompt = str | SequenceOf[int]
+Message = Mapping[str, str]
 
 
 class LLM:
@@ -36,14 +37,15 @@ class LLM:
     >>> llm = LLM("smollm2-135m", block_size=16, num_blocks=512)
     >>> llm.generate(["The capital of France is"], SamplingParams(temperature=0.0))[0].outputs[0].text
 
-    model: "smollm2-135m" (fetched on first use), a folder with config.json, tokenizer.json and safetensors, a .gguf
-    file, or "tiny", a random model of 2 layers over bytes that is built from `seed` in a moment.
-    block_size: tokens per block. num_blocks, or kv_cache_memory_bytes: the size of the pool (default: 512 MiB on a CPU,
-    80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step. max_model_len: the
-    longest prompt + output. enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute",
-    or "swap" to `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
-    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch" or "auto". seed: of requests
-    that bring none. parts: layers to use instead of the package's (`load_parts`).
+    model: "smollm2-135m" (fetched on first use), a folder with config.json, tokenizer.json and safetensors, a
+    .gguf file, or "tiny", a random model of 2 layers over bytes that is built from `seed` in a moment.
+    block_size: tokens per block. num_blocks, or kv_cache_memory_bytes: the size of the pool (default: 512 MiB
+    on a CPU, 80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step.
+    max_model_len: the longest prompt + output. enable_prefix_caching: reuse the blocks of equal beginnings.
+    preemption_mode: "recompute", or "swap" to `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32
+    on a CPU and the checkpoint's on a GPU. device: "cpu", "cuda", or None for a GPU when there is one.
+    attention_backend: "torch" or "auto". seed: of requests that bring none. parts: layers to use instead of
+    the package's (`load_parts`).
     """
 
     def __init__(
@@ -66,19 +68,32 @@ class LLM:
         parts: Parts | None = None,
     ) -> None:
         if num_blocks is not None and kv_cache_memory_bytes is not None:
-            raise ValueError(f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both")
+            raise ValueError(
+                f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both"
+            )
         if attention_backend not in ("auto", "torch"):
             raise ValueError(f"attention_backend must be 'auto' or 'torch', got {attention_backend!r}")
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, seed)
         if num_blocks is None:
-            budget = _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
+            budget = (
+                _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
+            )
             num_blocks = num_blocks_for(budget, block_size, self.model.config, self.model.dtype)
         self.engine = Engine(
-            self.model, self.tokenizer, num_blocks=num_blocks, block_size=block_size, num_cpu_blocks=num_cpu_blocks,
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-            enable_prefix_caching=enable_prefix_caching, preemption_mode=preemption_mode, seed=seed, parts=parts,
-        )  # fmt: skip
+            self.model,
+            self.tokenizer,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_cpu_blocks=num_cpu_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            preemption_mode=preemption_mode,
+            seed=seed,
+            parts=parts,
+        )
         self._ids = (f"llm-{number}" for number in count())
 
     def generate(
@@ -88,10 +103,10 @@ class LLM:
 
         `params` is one for all or one each. If one prompt is refused (ValueError), none is served.
         """
-        prompts = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        prompts = _as_list(prompts)
         if isinstance(params, SequenceOf) and len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} params; give one for all or one each")
-        each = list(params) if isinstance(params, SequenceOf) else [params or SamplingParams()] * len(prompts)
+        each = list(params) if isinstance(params, SequenceOf) else [params] * len(prompts)
         request_ids: list[str] = []
         outputs: dict[str, RequestOutput] = {}
         try:
@@ -103,22 +118,18 @@ class LLM:
             self._abort(request_ids)
         return [outputs[request_id] for request_id in request_ids]
 
-    def chat(
-        self, messages: SequenceOf[Mapping[str, str]] | SequenceOf[SequenceOf[Mapping[str, str]]],
-        params: Params | SequenceOf[Params] | None = None,
-    ) -> list[RequestOutput]:
-        """Answer one conversation, or several: [{"role": "user", "content": "Hello"}], by the model's chat template."""
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        return self.generate([self.tokenizer.encode_chat(conversation) for conversation in conversations], params)  # type: ignore[arg-type]
+    def chat(self, messages: SequenceOf[Message], params: Params | None = None) -> RequestOutput:
+        """Answer a conversation, [{"role": "user", "content": "Hello"}], by the model's chat template."""
+        return self.generate([self.tokenizer.encode_chat(messages)], params)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Serve one prompt and yield its output after every step; `outputs[0].text` only ever grows, never breaking
-        a character. Leaving the loop early aborts the request.
+        """Serve one prompt and yield its output after every step; `outputs[0].text` only ever grows, never
+        breaking a character. Leaving the loop early aborts the request.
 
         >>> for output in llm.stream("Once upon a time"):
         ...     print(output.outputs[0].text)
         """
-        request_id = self._add(prompt, params or SamplingParams())
+        request_id = self._add(prompt, params)
         finished = False
         try:
             while not finished:
@@ -129,7 +140,7 @@ class LLM:
         finally:
             self._abort([request_id])
 
-    def _add(self, prompt: Prompt, params: Params) -> str:
+    def _add(self, prompt: Prompt, params: Params | None) -> str:
         request_id = next(self._ids)
         self.engine.add_request(request_id, prompt, params)
         return request_id
@@ -139,8 +150,12 @@ class LLM:
             self.engine.abort(request_id)
 
 
-def _is_one_prompt(prompts: Prompt | SequenceOf[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))
+def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
+    """One prompt (a text, or a list of token ids) as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    token_ids = [item for item in prompts if isinstance(item, int)]
+    return [token_ids] if token_ids else [item for item in prompts if not isinstance(item, int)]
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -156,13 +171,13 @@ def _default_kv_bytes(device: torch.device) -> int:
 
 
 def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype == "auto":
-        return names[config.dtype] if device.type == "cuda" else torch.float32
-    chosen = names.get(dtype) if isinstance(dtype, str) else dtype
-    if chosen not in names.values():
-        raise ValueError(f"dtype must be 'auto', {', '.join(map(repr, names))}, got {dtype!r}")
-    return chosen
+        dtype = config.dtype if device.type == "cuda" else "float32"
+    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    for name, value in names.items():
+        if dtype in (name, value):
+            return value
+    raise ValueError(f"dtype must be 'auto' or one of {', '.join(names)}, got {dtype!r}")
 
 
 def _load(

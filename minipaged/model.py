@@ -1,9 +1,9 @@
 """A Llama-family decoder in plain PyTorch, for a flat batch of tokens whose K/V lives in blocks.
 
-Why it exists: Llama 3, Qwen2, Qwen3 and SmolLM2 are one architecture with switches (GQA, QKV bias, QK-norm, tied
-embeddings, RoPE scaling). A step's tokens, from however many sequences, form one [T, hidden] matrix: every layer but
-attention treats them alike, so batching needs no padding.
-What it leaves out: training, and any parallelism beyond what the matrix products do.
+Why it exists: Llama 3, Qwen2, Qwen3 and SmolLM2 are one architecture with switches (GQA, QKV bias, QK-norm,
+tied embeddings, RoPE scaling). A step's tokens, from however many sequences, form one [T, hidden] matrix:
+every layer but attention treats them alike, so batching needs no padding. What it leaves out: training, and
+any parallelism beyond what the matrix products do.
 """
 
 from __future__ import annotations
@@ -15,27 +15,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.linear import Linear
 from minipaged.paged_attention import KVCache, plan_attention
 from minipaged.weights import checked
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's work, as the model sees it: T tokens of S sequences, flat.
-
-    token_ids, positions, slot_mapping: [T] int64. block_tables: [S, M] int64, padded. context_lens: [S];
-    query_start_loc: [S+1]. logits_rows: the rows of [T] whose next token is wanted.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    context_lens: torch.Tensor
-    query_start_loc: torch.Tensor
-    logits_rows: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,8 @@ class Llama:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a `ModelError`."""
+        """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a
+        `ModelError`."""
         tensors = {name: tensor.to(device, dtype) for name, tensor in checked(config, weights)}
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.embedding = tensors.pop("model.embed_tokens.weight")
@@ -73,7 +58,9 @@ class Llama:
         self.inv_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
         block_size = kv_cache.k.shape[2]
         tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
@@ -114,13 +101,15 @@ class Llama:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al., 2021)."""
+    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al.,
+    2021)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """The angle per position of each pair, [head_dim / 2] in fp32: theta^(-2i / head_dim), slowed down for Llama 3."""
+    """The angle per position of each pair, [head_dim / 2] in fp32: theta^(-2i / head_dim), slowed down for
+    Llama 3."""
     inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     if scaling is None:
         return inv_freq
@@ -143,7 +132,9 @@ def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> Layer:
     biases = [bias for name in qkv if (bias := maybe(f"{name}.bias")) is not None]
     return Layer(
         input_norm=take("input_layernorm.weight"),
-        qkv=Linear(torch.cat([take(f"{name}.weight") for name in qkv]), torch.cat(biases) if biases else None),
+        qkv=Linear(
+            torch.cat([take(f"{name}.weight") for name in qkv]), torch.cat(biases) if biases else None
+        ),
         q_norm=maybe("self_attn.q_norm.weight"),
         k_norm=maybe("self_attn.k_norm.weight"),
         o=Linear(take("self_attn.o_proj.weight")),

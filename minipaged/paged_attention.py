@@ -1,9 +1,9 @@
 """Paged attention in PyTorch: store K/V by slot, and attend to a context that lies scattered over blocks.
 
-Why it exists: the kernels that came before read one contiguous run of K/V per sequence. Here a sequence's context is
-gathered through its block table, and one call serves prefills, decodes and chunks of a prompt together.
-What it leaves out: speed on a GPU (`minipaged.kernels`). It is the oracle of those kernels, and fast enough for a CPU.
-Chapter 05 (Kwon et al., SOSP'23, section 4.1).
+Why it exists: the kernels that came before read one contiguous run of K/V per sequence. Here a sequence's
+context is gathered through its block table, and one call serves prefills, decodes and chunks of a prompt
+together. What it leaves out: speed on a GPU (`minipaged.kernels`). It is the oracle of those kernels, and
+fast enough for a CPU. Chapter 05 (Kwon et al., SOSP'23, section 4.1).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 class KVCache:
     """The bytes of the pool: `k` and `v` of [L, N, B, G, D].
 
-    A slot is one token's place in every layer: slot = block id · B + offset. Memory is not cleared, so a slot holds
-    garbage until it is written; nothing may read it before.
+    A slot is one token's place in every layer: slot = block id · B + offset. Memory is not cleared, so a slot
+    holds garbage until it is written; nothing may read it before.
 
     >>> cache = KVCache(num_layers=1, num_blocks=4, block_size=2, num_kv_heads=1, head_dim=2)
     >>> cache.write(0, torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.tensor([5]))
@@ -48,7 +48,8 @@ class KVCache:
         return 2 * self.k.numel() * self.k.element_size()
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `k` and `v` of [T, G, D] at the slots of [T] (int64) in one layer. Slot -1 is padding: not written."""
+        """Store `k` and `v` of [T, G, D] at the slots of [T] (int64) in one layer. Slot -1 is padding: not
+        written."""
         padding = slot_mapping < 0
         if padding.any():
             k, v, slot_mapping = k[~padding], v[~padding], slot_mapping[~padding]
@@ -60,7 +61,8 @@ class KVCache:
         self.copy_blocks_from(self, copies)
 
     def copy_blocks_from(self, other: KVCache, copies: list[tuple[int, int]]) -> None:
-        """Copy block src of `other` to block dst of this cache: a swap, when the two are on different devices."""
+        """Copy block src of `other` to block dst of this cache: a swap, when the two are on different
+        devices."""
         if copies:
             src, dst = (list(ids) for ids in zip(*copies, strict=True))
             self.k[:, dst] = other.k[:, src].to(self.k.device)
@@ -71,9 +73,10 @@ class KVCache:
 class AttentionGroup:
     """Sequences that attend in one call: S of them, each with Q new tokens and at most K tokens of context.
 
-    rows: [S·Q], which rows of q they are. slots: [S·K], where their context lies; a place past a sequence's end repeats
-    its first slot, so that nothing unwritten is read. bias: [S, 1, Q, K], 0 where a query may look and -inf where not,
-    or None when the mask is plain causal over Q = K tokens (`is_causal`) or when every query sees all K.
+    rows: [S·Q], which rows of q they are. slots: [S·K], where their context lies; a place past a sequence's
+    end repeats its first slot, so that nothing unwritten is read. bias: [S, 1, Q, K], 0 where a query may
+    look and -inf where not, or None when the mask is plain causal over Q = K tokens (`is_causal`) or when
+    every query sees all K.
     """
 
     num_seqs: int
@@ -92,22 +95,28 @@ def plan_attention(
 ) -> list[AttentionGroup]:
     """What `paged_attention` computes from the tables alone, once a step, so that all layers share it.
 
-    A sequence with several new tokens is a group of its own. Decodes (one new token) are grouped by the power of two
-    that their context fits in, so that padding at most doubles what is read. Arguments as in `paged_attention`.
+    A sequence with several new tokens is a group of its own. Decodes (one new token) are grouped by the power
+    of two that their context fits in, so that padding at most doubles what is read. Arguments as in
+    `paged_attention`.
     """
     query_lens = query_start_loc.diff()
     if bool((query_lens < 0).any()) or bool((context_lens < query_lens).any()):
         raise ValueError(
-            f"each context holds its queries: query lengths {query_lens.tolist()}, contexts {context_lens.tolist()}"
+            f"a context holds its queries, but query lengths are {query_lens.tolist()}, "
+            f"contexts {context_lens.tolist()}"
         )
     members: dict[tuple[int, int], list[int]] = {}
-    for seq, (query_len, context_len) in enumerate(zip(query_lens.tolist(), context_lens.tolist(), strict=True)):
+    for seq, (query_len, context_len) in enumerate(
+        zip(query_lens.tolist(), context_lens.tolist(), strict=True)
+    ):
         if query_len == 1 and context_len > 0:
             members.setdefault((1, context_len.bit_length()), []).append(seq)
         elif query_len > 1:
             members[(query_len, -seq)] = [seq]
     return [
-        _plan_group(block_tables[seqs], context_lens[seqs], query_start_loc[:-1][seqs], query_len, block_size, dtype)
+        _plan_group(
+            block_tables[seqs], context_lens[seqs], query_start_loc[:-1][seqs], query_len, block_size, dtype
+        )
         for (query_len, _), seqs in members.items()
     ]
 
@@ -123,7 +132,8 @@ def _plan_group(
     longest = int(context_lens.max())
     key_positions = torch.arange(longest, device=context_lens.device)
     exists = key_positions < context_lens[:, None]  # [S, K]
-    # subtle: entries of a table row past the sequence's end may hold anything, so they are never used as an index.
+    # subtle: entries of a table row past the sequence's end may hold anything, so they are never used as an
+    # index.
     block_ids = block_tables.long()[:, key_positions // block_size].where(exists, block_tables[:, :1].long())
     slots = block_ids * block_size + torch.where(exists, key_positions % block_size, 0)
     new = torch.arange(query_len, device=context_lens.device)
@@ -132,7 +142,9 @@ def _plan_group(
     bias = None
     if not is_causal and not (query_len == 1 and bool(exists.all())):
         visible = key_positions <= query_positions[:, None, :, None]  # [S, 1, Q, K]
-        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+            ~visible, float("-inf")
+        )
     rows = (first_rows[:, None] + new).flatten()
     return AttentionGroup(len(context_lens), rows, slots.flatten(), bias, is_causal and query_len > 1)
 
@@ -149,14 +161,14 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of every sequence's newest tokens to its whole context, through its block table.
 
-    q: [T, H, D], the new tokens of all sequences one after another; sequence s owns rows query_start_loc[s] up to
-    query_start_loc[s+1] of [S+1]. k_cache, v_cache: [N, B, G, D], one layer, H a multiple of G. block_tables: [S, M]
-    block ids, padded with anything. context_lens: [S], tokens each sequence attends to, its new ones included (their
-    K/V is stored already). `plan` is `plan_attention` of the same tables. Returns [T, H, D]; a sequence without
-    context gives zeros.
+    q: [T, H, D], the new tokens of all sequences one after another; sequence s owns rows query_start_loc[s]
+    up to query_start_loc[s+1] of [S+1]. k_cache, v_cache: [N, B, G, D], one layer, H a multiple of G.
+    block_tables: [S, M] block ids, padded with anything. context_lens: [S], tokens each sequence attends to,
+    its new ones included (their K/V is stored already). `plan` is `plan_attention` of the same tables.
+    Returns [T, H, D]; a sequence without context gives zeros.
 
-    Query i of m at context length c sees positions 0 … c - m + i. One new token is a decode, m = c a whole prefill,
-    anything between a chunk.
+    Query i of m at context length c sees positions 0 … c - m + i. One new token is a decode, m = c a whole
+    prefill, anything between a chunk.
     """
     _, H, D = q.shape
     B, G = k_cache.shape[1:3]
@@ -177,11 +189,15 @@ def gather_slots(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache.flatten(0, 1).index_select(0, slots)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: AttentionGroup, scale: float) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: AttentionGroup, scale: float
+) -> torch.Tensor:
     """q [S, Q, H, D], k and v [S, G, K, D] -> [S, Q, H, D]."""
     S, Q, H, D = q.shape
     G = k.shape[1]
-    if Q == 1:  # the H / G heads that share a K/V head become its queries: K and V are read once for all of them
+    if (
+        Q == 1
+    ):  # the H / G heads that share a K/V head become its queries: K and V are read once for all of them
         return F.scaled_dot_product_attention(q.view(S, G, H // G, D), k, v, group.bias, scale=scale)
     return F.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, group.bias, is_causal=group.is_causal, scale=scale, enable_gqa=H != G

@@ -18,13 +18,14 @@ class SamplingParams:
     >>> SamplingParams(temperature=0.0, max_tokens=16)          # greedy
     >>> SamplingParams(n=4, temperature=0.8, top_p=0.95, seed=7)
 
-    n: samples of the same prompt, which share its blocks. temperature: 0 is greedy. top_k: keep the k likeliest tokens
-    (0 keeps all). top_p: keep the smallest set whose probability reaches p. min_p: drop tokens below min_p times the
-    likeliest. max_tokens: at most this many new tokens (None: until the model's length). stop: texts that end the
-    output and are not part of it. stop_token_ids: tokens that do; they are kept in `token_ids`. ignore_eos: go on past
-    the end of text. seed: the same seed gives the same samples, whatever else is in the batch. logprobs: report that
-    many likeliest tokens at each place. repetition_penalty: above 1 makes tokens already seen less likely. cache_salt:
-    share cached blocks only with requests that carry the same salt.
+    n: samples of the same prompt, which share its blocks. temperature: 0 is greedy. top_k: keep the k
+    likeliest tokens (0 keeps all). top_p: keep the smallest set whose probability reaches p. min_p: drop
+    tokens below min_p times the likeliest. max_tokens: at most this many new tokens (None: until the model's
+    length). stop: texts that end the output and are not part of it. stop_token_ids: tokens that do; they are
+    kept in `token_ids`. ignore_eos: go on past the end of text. seed: the same seed gives the same samples,
+    whatever else is in the batch. logprobs: report that many likeliest tokens at each place.
+    repetition_penalty: above 1 makes tokens already seen less likely. cache_salt: share cached blocks only
+    with requests that carry the same salt.
     """
 
     n: int = 1
@@ -47,7 +48,7 @@ class SamplingParams:
         _check_int("max_tokens", self.max_tokens, minimum=1, optional=True)
         _check_int("logprobs", self.logprobs, minimum=0, optional=True)
         _check_int("seed", self.seed, optional=True)
-        _check_number("temperature", self.temperature, 0.0 <= self.temperature, "0 (greedy) or more")
+        _check_number("temperature", self.temperature, self.temperature >= 0.0, "0 (greedy) or more")
         _check_number("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
         _check_number("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
         _check_number("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "above 0")
@@ -58,7 +59,9 @@ class SamplingParams:
         for token_id in self.stop_token_ids:
             _check_int("each of stop_token_ids", token_id, minimum=0)
         if self.n > 1 and self.temperature == 0.0:
-            raise ValueError(f"n={self.n} greedy samples would all be the same; set temperature above 0, or n=1")
+            raise ValueError(
+                f"n={self.n} greedy samples would all be the same; set temperature above 0, or n=1"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,9 @@ class BeamSearchParams:
 class CompletionOutput:
     """One answer of a request, as far as it has come.
 
-    text never ends inside a character or inside what may become a stop text. finish_reason: None while it runs, then
-    "stop", "length", "capacity" (the pool is too small for it) or "abort". logprobs: for each token, the likeliest
-    tokens and the chosen one, {token id: log-probability}. score: of a beam.
+    text never ends inside a character or inside what may become a stop text. finish_reason: None while it
+    runs, then "stop", "length", "capacity" (the pool is too small for it) or "abort". logprobs: for each
+    token, the likeliest tokens and the chosen one, {token id: log-probability}. score: of a beam.
     """
 
     index: int
@@ -100,7 +103,8 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What a request has produced. num_cached_tokens: prompt tokens whose K/V the prefix cache already held."""
+    """What a request has produced. num_cached_tokens: prompt tokens whose K/V the prefix cache already
+    held."""
 
     request_id: str
     prompt: str | None
@@ -115,7 +119,9 @@ def _check_int(name: str, value: int | None, minimum: int | None = None, optiona
         return
     if type(value) is not int or (minimum is not None and value < minimum):
         least = "" if minimum is None else f" of at least {minimum}"
-        raise ValueError(f"{name} must be a whole number{least}{' or None' if optional else ''}, got {value!r}")
+        raise ValueError(
+            f"{name} must be a whole number{least}{' or None' if optional else ''}, got {value!r}"
+        )
 
 
 def _check_number(name: str, value: float, holds: bool, expected: str) -> None:

@@ -1,17 +1,18 @@
 """The parts of the engine, and how a reader's own take their place.
 
-Why it exists: the course's promise is that the layer you wrote runs in the real engine. Every layer that a chapter
-builds is one field here; whatever is not replaced is the package's own, so a wrong chapter never blocks the next.
-What it leaves out: whether a part is right. The graders say that.
+Why it exists: the course's promise is that the layer you wrote runs in the real engine. Every layer that a
+chapter builds is one field here; whatever is not replaced is the package's own, so a wrong chapter never
+blocks the next. What it leaves out: whether a part is right. The graders say that.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -44,8 +45,9 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
 
     >>> load_parts("exercises", "ch03", "ch06")
 
-    "all" stands for every chapter that builds a layer. A chapter that is not in the list, a file that is missing or
-    cannot be imported, and a class that lacks a public method are a ValueError naming file, class and method.
+    "all" stands for every chapter that builds a layer. A chapter that is not in the list, a file that is
+    missing or cannot be imported, and a class that lacks a public method are a ValueError naming file, class
+    and method.
     """
     parts = Parts()
     if chapters == ("all",):
@@ -54,14 +56,17 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
         chapter = _find_chapter(key)
         file = Path(folder) / f"{chapter.file_stem}.py"
         module = _import_file(file)
-        parts = replace(parts, **{name: _take_part(module, name, file) for name in chapter.parts})
+        for name in chapter.parts:
+            parts = replace(parts, **{name: _take_part(module, name, file)})
     return parts
 
 
 def _find_chapter(key: str) -> Chapter:
     with_parts = {chapter.key: chapter for chapter in CHAPTERS if chapter.parts}
     if key not in with_parts:
-        raise ValueError(f"no chapter {key!r} builds a layer of the engine; these do: {', '.join(with_parts)}")
+        raise ValueError(
+            f"no chapter {key!r} builds a layer of the engine; these do: {', '.join(with_parts)}"
+        )
     return with_parts[key]
 
 
@@ -78,9 +83,9 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def _take_part(module: ModuleType, part: str, file: Path) -> object:
+def _take_part(module: ModuleType, part: str, file: Path) -> Any:
     """The object of the same name as the package's own, with at least its public methods."""
-    own = next(field.default for field in fields(Parts) if field.name == part)
+    own = getattr(Parts(), part)
     theirs = getattr(module, own.__name__, None)
     if theirs is None:
         raise ValueError(f"{file} has no {own.__name__}")

@@ -1,9 +1,9 @@
 """Preemption: who gives way when the pool is empty, and how blocks move to another pool and back.
 
-Why it exists: the scheduler admits requests whose outputs will grow by an unknown length, so memory does run out. A
-victim is recomputed later (its blocks are simply dropped; K/V is a function of the tokens), or its blocks are swapped
-to a pool in CPU memory. Either way its output does not change.
-What it leaves out: the bytes of a swap (`KVCache.copy_blocks_from`). Chapter 09 (Kwon et al., SOSP'23, section 4.5).
+Why it exists: the scheduler admits requests whose outputs will grow by an unknown length, so memory does run
+out. A victim is recomputed later (its blocks are simply dropped; K/V is a function of the tokens), or its
+blocks are swapped to a pool in CPU memory. Either way its output does not change. What it leaves out: the
+bytes of a swap (`KVCache.copy_blocks_from`). Chapter 09 (Kwon et al., SOSP'23, section 4.5).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Preemption:
 
     @staticmethod
     def choose_victim(running: Sequence[tuple[int, int]]) -> int:
-        """The index of the running request, given as (priority, arrival), that gives way: the last in that order.
+        """The index of the running request, given as (priority, arrival), that gives way: the last in that
+        order.
 
         >>> Preemption.choose_victim([(0, 1), (5, 0), (0, 2)])
         1
@@ -30,11 +31,12 @@ class Preemption:
     def move_blocks(
         tables: Sequence[Sequence[int]], source: BlockAllocator, target: BlockAllocator
     ) -> tuple[list[list[int]], list[tuple[int, int]]]:
-        """Move the blocks of one request's tables from one pool to another, keeping what they share among them.
+        """Move the blocks of one request's tables from one pool to another, keeping what they share among
+        them.
 
-        Two tables [7, 3] and [7, 4] become, in an empty pool, [0, 1] and [0, 2], with copies (7, 0), (3, 1), (4, 2);
-        block 0 has two users there. Returns (new tables, copies to run). All or nothing: `OutOfBlocks` if the target
-        has too few free blocks, and neither pool has changed.
+        Two tables [7, 3] and [7, 4] become, in an empty pool, [0, 1] and [0, 2], with copies (7, 0), (3, 1),
+        (4, 2); block 0 has two users there. Returns (new tables, copies to run). All or nothing:
+        `OutOfBlocks` if the target has too few free blocks, and neither pool has changed.
         """
         uses = list(chain.from_iterable(tables))
         distinct = list(dict.fromkeys(uses))

@@ -1,10 +1,10 @@
 """The prefix cache: find blocks that already hold the K/V of a prompt's beginning.
 
-Why it exists: chats and system prompts begin alike. K/V depends on a token and on all tokens before it, so a full
-block is reusable exactly when its tokens *and its whole prefix* are the same. A chain of hashes says that in 32 bytes:
-each block's key is computed over the key of the block before it.
-What it leaves out: reference counts and the order of eviction are the allocator's; a freed block stays findable until
-the allocator hands it out again, which makes the free queue an LRU list. Chapter 07
+Why it exists: chats and system prompts begin alike. K/V depends on a token and on all tokens before it, so a
+full block is reusable exactly when its tokens *and its whole prefix* are the same. A chain of hashes says
+that in 32 bytes: each block's key is computed over the key of the block before it. What it leaves out:
+reference counts and the order of eviction are the allocator's; a freed block stays findable until the
+allocator hands it out again, which makes the free queue an LRU list. Chapter 07
 (vllm/v1/core/kv_cache_utils.py, hash_block_tokens).
 """
 
@@ -19,7 +19,8 @@ ROOT_KEY = bytes(32)
 
 
 def extra_keys(cache_salt: str | None = None, adapter: str | None = None) -> tuple[tuple[str, str], ...]:
-    """What must be equal besides the tokens, each tagged with its domain, so that salt "x" is not adapter "x"."""
+    """What must be equal besides the tokens, each tagged with its domain, so that salt "x" is not adapter
+    "x"."""
     tagged = (("cache_salt", cache_salt), ("adapter", adapter))
     return tuple((domain, value) for domain, value in tagged if value is not None)
 
@@ -27,7 +28,8 @@ def extra_keys(cache_salt: str | None = None, adapter: str | None = None) -> tup
 def block_key(parent: bytes, token_ids: Sequence[int], extra: tuple[tuple[str, str], ...] = ()) -> bytes:
     """sha256 over (parent key, token ids, extra keys) of one full block; `parent` is ROOT_KEY for the first.
 
-    Each part is fixed in length or carries its length, so no two different inputs give the same bytes to hash.
+    Each part is fixed in length or carries its length, so no two different inputs give the same bytes to
+    hash.
     """
     tokens = array("q", token_ids).tobytes()
     digest = hashlib.sha256(parent)
@@ -40,8 +42,8 @@ def block_key(parent: bytes, token_ids: Sequence[int], extra: tuple[tuple[str, s
 class PrefixCache:
     """Two maps that mirror each other: key → block and block → key.
 
-    Identical blocks are not merged: when two requests compute the same block at the same time, the first one is
-    published and the other stays without a key.
+    Identical blocks are not merged: when two requests compute the same block at the same time, the first one
+    is published and the other stays without a key.
 
     >>> cache = PrefixCache(block_size=2)
     >>> first = block_key(ROOT_KEY, [5, 6])
@@ -69,10 +71,11 @@ class PrefixCache:
         return self._key_of.get(block_id)
 
     def match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
-        """The longest run of cached blocks at the start of a prompt of `num_tokens` tokens with these block keys.
+        """The longest run of cached blocks at the start of a prompt of `num_tokens` tokens with these block
+        keys.
 
-        At most (num_tokens - 1) // block_size blocks: the last token is always computed, since its logits are needed.
-        Block size 4: a prompt of 8 tokens matches at most 1 block, one of 9 at most 2.
+        At most (num_tokens - 1) // block_size blocks: the last token is always computed, since its logits are
+        needed. Block size 4: a prompt of 8 tokens matches at most 1 block, one of 9 at most 2.
         """
         hits: list[int] = []
         for key in keys[: max(num_tokens - 1, 0) // self.block_size]:

@@ -1,14 +1,13 @@
 """A request and its sequences: what the user asked for, and the branches that answer it.
 
-Why it exists: one prompt can have many continuations (n samples, beams). The request is what is queued, admitted and
-preempted; each sequence has tokens and a block table of its own.
-What it leaves out: which blocks (`BlockManager`) and when (`Scheduler`).
+Why it exists: one prompt can have many continuations (n samples, beams). The request is what is queued,
+admitted and preempted; each sequence has tokens and a block table of its own. What it leaves out: which
+blocks (`BlockManager`) and when (`Scheduler`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from os.path import commonprefix
 
 from minipaged.block_table import BlockTable
 from minipaged.detokenizer import Detokenizer
@@ -20,9 +19,9 @@ class Sequence:
     """One branch: prompt and output tokens, and the table of those whose K/V is stored.
 
     table is None while nothing is stored: before admission, after preemption by recompute, and when finished.
-    fork_of: (sequence, tokens in common) to fork from as soon as those tokens are stored; only for branches that come
-    back after a preemption. block_keys: the prefix-cache keys of its full blocks, as far as they were needed;
-    num_published of them have been published.
+    fork_of: (sequence, tokens in common) to fork from as soon as those tokens are stored; only for branches
+    that come back after a preemption. block_keys: the prefix-cache keys of its full blocks, as far as they
+    were needed; num_published of them have been published.
     """
 
     token_ids: list[int]
@@ -77,7 +76,8 @@ class Sequence:
 
     def common_prefix_len(self, other: Sequence) -> int:
         """How many tokens two branches share from the start."""
-        return len(commonprefix([self.token_ids, other.token_ids]))
+        shorter = min(self.num_tokens, other.num_tokens)
+        return next((n for n in range(shorter) if self.token_ids[n] != other.token_ids[n]), shorter)
 
 
 @dataclass(eq=False)
@@ -117,13 +117,17 @@ class Request:
     def num_seqs(self) -> int:
         """Branches it counts for now: before its first token, all that it will fork into."""
         has_forked = len(self.sequences) > 1
-        return len(self.live) if has_forked and not isinstance(self.params, BeamSearchParams) else self.max_num_seqs
+        return (
+            len(self.live)
+            if has_forked and not isinstance(self.params, BeamSearchParams)
+            else self.max_num_seqs
+        )
 
     def next_tokens(self, budget: int) -> list[tuple[Sequence, int]]:
         """Which branches would compute how many tokens in a step that has `budget` left.
 
-        One branch takes as much of its prompt as fits. Several branches take their next token together or not at all,
-        and those that come back from a preemption first catch up to their last token.
+        One branch takes as much of its prompt as fits. Several branches take their next token together or not
+        at all, and those that come back from a preemption first catch up to their last token.
         """
         live = self.live
         if len(live) == 1:
@@ -158,5 +162,10 @@ class Request:
             for seq in self.sequences
         ]
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.is_finished, self.num_cached_tokens
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            outputs,
+            self.is_finished,
+            self.num_cached_tokens,
         )

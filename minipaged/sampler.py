@@ -1,9 +1,9 @@
 """From logits to tokens: greedy or drawn, each row with its own parameters.
 
-Why it exists: a step's rows belong to different requests, and a request's samples must not depend on its neighbours.
-So a draw uses one uniform number that is a function of (seed, branch, position) alone: there is no generator whose
-state would have to be kept, forked with a branch, or restored after a preemption.
-What it leaves out: beam search (`beam_search.py`). Chapter 10.
+Why it exists: a step's rows belong to different requests, and a request's samples must not depend on its
+neighbours. So a draw uses one uniform number that is a function of (seed, branch, position) alone: there is
+no generator whose state would have to be kept, forked with a branch, or restored after a preemption. What it
+leaves out: beam search (`beam_search.py`). Chapter 10.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from minipaged.params import SamplingParams
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """What one row of logits is sampled with: its parameters, its sequence's tokens so far, and a number in [0, 1)."""
+    """What one row of logits is sampled with: its parameters, its sequence's tokens so far, and a number in
+    [0, 1)."""
 
     params: SamplingParams
     token_ids: list[int]
@@ -45,8 +46,11 @@ def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     return token_ids
 
 
-def top_logprobs(logits: torch.Tensor, rows: list[SamplingRow], token_ids: list[int]) -> list[dict[int, float] | None]:
-    """For rows that want them: the log-probabilities of the likeliest tokens, likeliest first, and of the chosen one.
+def top_logprobs(
+    logits: torch.Tensor, rows: list[SamplingRow], token_ids: list[int]
+) -> list[dict[int, float] | None]:
+    """For rows that want them: the log-probabilities of the likeliest tokens, likeliest first, and of the
+    chosen one.
 
     They are the model's own, before temperature, penalties and filters.
     """
@@ -71,7 +75,8 @@ def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    """Temperature, then the filters in the order top_k, top_p, min_p, then one draw by the inverse of the sum."""
+    """Temperature, then the filters in the order top_k, top_p, min_p, then one draw by the inverse of the
+    sum."""
     logits = logits / _column(logits, [row.params.temperature for row in rows])
     _keep_top_k(logits, [row.params.top_k for row in rows])
     _keep_top_p(logits, [row.params.top_p for row in rows])

@@ -1,10 +1,10 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
-Why it exists: requests arrive at any time and end after an unknown number of tokens. Deciding anew before every step
-lets one leave and another enter without waiting for the rest of a batch, and lets a long prompt be computed in chunks
-beside everybody else's next token.
-What it leaves out: where the blocks come from (`BlockManager`), who gives way (`Preemption`), and the computing.
-Chapter 08 (Yu et al., Orca, OSDI'22; vllm/v1/core/sched/scheduler.py).
+Why it exists: requests arrive at any time and end after an unknown number of tokens. Deciding anew before
+every step lets one leave and another enter without waiting for the rest of a batch, and lets a long prompt be
+computed in chunks beside everybody else's next token. What it leaves out: where the blocks come from
+(`BlockManager`), who gives way (`Preemption`), and the computing. Chapter 08 (Yu et al., Orca, OSDI'22;
+vllm/v1/core/sched/scheduler.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Work:
 class Schedule:
     """One step: what moves, then what is computed.
 
-    swap_out, swap_in (between the pools) and copies (within the pool) are (src, dst) block ids and run in that order,
-    before any write. preempted: requests that gave way. out_of_capacity: requests that the whole pool cannot hold.
+    swap_out, swap_in (between the pools) and copies (within the pool) are (src, dst) block ids and run in
+    that order, before any write. preempted: requests that gave way. out_of_capacity: requests that the whole
+    pool cannot hold.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -47,14 +48,19 @@ class Schedule:
 
 
 class Scheduler:
-    """First come, first served, or by priority: `waiting` and `running` are both ordered by (priority, arrival).
+    """First come, first served, or by priority: `waiting` and `running` are both ordered by (priority,
+    arrival).
 
-    Invariants: a request is in at most one of the two lists; only running requests hold blocks of the pool; in a step,
-    tokens <= max_num_batched_tokens and sequences <= max_num_seqs.
+    Invariants: a request is in at most one of the two lists; only running requests hold blocks of the pool;
+    in a step, tokens <= max_num_batched_tokens and sequences <= max_num_seqs.
     """
 
     def __init__(
-        self, memory: BlockManager, max_num_batched_tokens: int, max_num_seqs: int, preemption_mode: str = "recompute"
+        self,
+        memory: BlockManager,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        preemption_mode: str = "recompute",
     ) -> None:
         self.memory = memory
         self.max_num_batched_tokens = max_num_batched_tokens
