@@ -59,14 +59,15 @@ def _store_kv_kernel(
     # subtle: 64 bits, because block · stride passes 2^31 in a cache of more than 2 billion elements.
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token * stride_st).to(tl.int64)
-    block, row = slot // B, slot % B
-    offs_g = tl.arange(0, BLOCK_G)[:, None].to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
-    mask = (slot >= 0) & (offs_g < G) & (offs_d < D)  # arange is a power of two long; G and D need not be
+    if slot >= 0:  # -1 is padding
+        block, row = slot // B, slot % B
+        offs_g = tl.arange(0, BLOCK_G)[:, None].to(tl.int64)
+        offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
+        mask = (offs_g < G) & (offs_d < D)  # arange is a power of two long; G and D need not be
 
-    k = tl.load(k_ptr + token * stride_kt + offs_g * stride_kg + offs_d * stride_kd, mask=mask)
-    v = tl.load(v_ptr + token * stride_vt + offs_g * stride_vg + offs_d * stride_vd, mask=mask)
-    k_slot_ptr = k_cache_ptr + block * stride_kcn + row * stride_kcb
-    v_slot_ptr = v_cache_ptr + block * stride_vcn + row * stride_vcb
-    tl.store(k_slot_ptr + offs_g * stride_kcg + offs_d * stride_kcd, k, mask=mask)
-    tl.store(v_slot_ptr + offs_g * stride_vcg + offs_d * stride_vcd, v, mask=mask)
+        k = tl.load(k_ptr + token * stride_kt + offs_g * stride_kg + offs_d * stride_kd, mask=mask)
+        v = tl.load(v_ptr + token * stride_vt + offs_g * stride_vg + offs_d * stride_vd, mask=mask)
+        k_slot_ptr = k_cache_ptr + block * stride_kcn + row * stride_kcb
+        v_slot_ptr = v_cache_ptr + block * stride_vcn + row * stride_vcb
+        tl.store(k_slot_ptr + offs_g * stride_kcg + offs_d * stride_kcd, k, mask=mask)
+        tl.store(v_slot_ptr + offs_g * stride_vcg + offs_d * stride_vcd, v, mask=mask)
