@@ -124,6 +124,30 @@ def test_arguments_that_do_not_fit_are_refused_with_their_numbers(store, changed
         store(*arguments(**changed))
 
 
+def status_in_a_fresh_python(setting: str | None, code: str = "pass") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": setting} if setting is not None else {}
+    code += "; import minipaged.kernels as kernels; print(kernels.triton_status().interpret)"
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("setting", "interpret"), [("1", True), ("0", False), (None, not torch.cuda.is_available())]
+)
+def test_kernels_are_interpreted_without_a_gpu_unless_the_user_says_otherwise(
+    setting, interpret: bool
+) -> None:
+    assert status_in_a_fresh_python(setting).stdout.strip() == str(interpret)
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there is nothing to decide")
+def test_triton_imported_too_early_is_an_error_that_says_what_to_import_first() -> None:
+    done = status_in_a_fresh_python(None, "import triton")
+    assert "RuntimeError: triton was imported before minipaged.kernels" in done.stderr
+
+
 COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
