@@ -141,7 +141,10 @@ def fetch_from_hub(release: Release, folder: Path, progress: bool) -> None:
     """
     try:
         import huggingface_hub
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+        if not progress:
+            disable_progress_bars()
         revision = huggingface_hub.HfApi().model_info(release.hub_repo, timeout=5).sha
         _say(progress, f"fetching {release.hub_repo} from the Hugging Face hub")
         huggingface_hub.snapshot_download(

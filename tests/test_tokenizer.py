@@ -128,6 +128,23 @@ def test_sentencepiece_tokens_are_bytes_too_but_for_the_first_space() -> None:
     assert tokenizer.encode("a", add_special_tokens=False) == [260]
 
 
+def test_an_added_token_outside_the_byte_alphabet_stands_for_its_own_text() -> None:
+    backend = tokenizers.Tokenizer.from_str(TINY._backend.to_str())
+    backend.add_tokens([tokenizers.AddedToken("<my tag>", special=False)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.encode("a<my tag>") == [97, 260]
+    assert tokenizer.token_bytes(260) == b"<my tag>"
+    assert joined(tokenizer, [97, 260]) == tokenizer.decode([97, 260]) == "a<my tag>"
+
+
+def test_a_rendered_chat_gets_no_second_beginning_of_text() -> None:
+    backend = tokenizers.Tokenizer.from_str(TINY._backend.to_str())
+    backend.post_processor = processors.TemplateProcessing(single="<|pad|> $A", special_tokens=[("<|pad|>", 258)])
+    tokenizer = Tokenizer(backend, "<|pad|>{{ messages[0].content }}")
+    assert tokenizer.encode("a") == [258, 97]
+    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [258, 97]
+
+
 def test_truncation_and_padding_saved_in_a_tokenizer_are_not_applied(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(TINY._backend.to_str())
     backend.enable_truncation(4)
