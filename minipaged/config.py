@@ -32,14 +32,10 @@ _ONLY_SUPPORTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The Llama-3 stretching of RoPE: slow waves are slowed by `factor`, fast ones kept, those between
-    blended.
+    """Llama 3's stretching of RoPE: slow waves are slowed by `factor`, fast ones kept, those between blended.
 
-    A wave is slow when fewer than `low_freq_factor` of its periods fit into
-    `original_max_position_embeddings`, fast when more than `high_freq_factor` do. Source: `rope_scaling` of
-    Llama 3.1's `config.json`.
-
-    Example (Llama 3.2 1B): `RopeScaling(32.0, 1.0, 4.0, 8192)`.
+    A wave is slow when fewer than `low_freq_factor` of its periods fit into the original length, fast when
+    more than `high_freq_factor` do. Example (Llama 3.2 1B): `RopeScaling(32.0, 1.0, 4.0, 8192)`.
     """
 
     factor: float
@@ -90,8 +86,7 @@ class ModelConfig:
 
         Example: `ModelConfig.from_folder("models/smollm2-135m").eos_token_ids == (2,)`.
 
-        Raises: `ModelError` for a missing or unreadable file, an unsupported architecture or setting, a bad
-        number.
+        Raises: `ModelError` for a missing or unreadable file, and as `from_dict`.
         """
         file, generation = Path(path) / "config.json", Path(path) / "generation_config.json"
         raw = read_json(file)
@@ -142,8 +137,7 @@ class ModelConfig:
     def tiny(cls) -> ModelConfig:
         """The config of `LLM("tiny")`: small enough to build in a blink, with GQA like its big sisters.
 
-        Example: `ModelConfig.tiny().vocab_size == 260`: 256 bytes, <|im_start|>, <|im_end|> (eos), <|pad|>,
-        one spare.
+        Example: `ModelConfig.tiny().vocab_size == 260`, the size of `Tokenizer.byte_level()`.
         """
         return cls(
             architecture="LlamaForCausalLM", vocab_size=260, hidden_size=64, intermediate_size=128,

@@ -164,8 +164,7 @@ def _tensors(reader: GGUFReader, config: ModelConfig) -> Iterator[NamedTensor]:
 
 
 def _uninterleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """A head's rows 0, 1, 2, 3, 4, 5 -> 0, 2, 4, 1, 3, 5: that RoPE turns neighbours, Hugging Face's
-    halves."""
+    """A head's rows 0, 1, 2, 3, 4, 5 -> 0, 2, 4, 1, 3, 5: that RoPE pairs neighbours, ours the halves."""
     return rows.reshape(num_heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 

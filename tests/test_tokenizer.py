@@ -139,7 +139,8 @@ def test_an_added_token_outside_the_byte_alphabet_stands_for_its_own_text() -> N
 
 def test_a_rendered_chat_gets_no_second_beginning_of_text() -> None:
     backend = tokenizers.Tokenizer.from_str(TINY._backend.to_str())
-    backend.post_processor = processors.TemplateProcessing(single="<|pad|> $A", special_tokens=[("<|pad|>", 258)])
+    bos = ("<|pad|>", 258)
+    backend.post_processor = processors.TemplateProcessing(single="<|pad|> $A", special_tokens=[bos])
     tokenizer = Tokenizer(backend, "<|pad|>{{ messages[0].content }}")
     assert tokenizer.encode("a") == [258, 97]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [258, 97]
