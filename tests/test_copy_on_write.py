@@ -52,7 +52,7 @@ def test_a_copy_that_finds_no_block_changes_nothing():
 
 
 def test_a_shared_partial_tail_keeps_its_bytes_for_both_branches():
-    """Block size 4, 6 tokens, fork; the child writes, then the parent: one copy, and nobody sees the other."""
+    """Block size 4, 6 tokens, fork; the child writes, then the parent: one copy, nobody sees the other."""
     allocator = BlockAllocator(4)
     cache = KVCache(2, 4, 4, num_kv_heads=1, head_dim=2)
     parent = BlockTable(allocator, block_size=4)
