@@ -137,7 +137,8 @@ def not_greedy(model: Any, prompt: list[int], output: list[int], tolerance: floa
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal attention of the last rows of one sequence, in float64.
 
-    q [m, H, D], k and v [c, G, D] -> [m, H, D]. A Python loop over queries and heads, so that the mask and the map of heads are plain to see.
+    q [m, H, D], k and v [c, G, D] -> [m, H, D].
+    A Python loop over queries and heads, so that the mask and the map of heads are plain to see.
     """
     m, H, D = q.shape
     c, G, _ = k.shape

@@ -50,8 +50,8 @@ def make(
     garbage: float = torch.nan,
     spread: float = 1.0,
 ) -> Case:
-    """`sequences` are (new tokens, context length). Blocks are shuffled, unwritten slots hold `garbage`, and table
-    rows are wider than used, with `POISON` past the end."""
+    """`sequences` are (new tokens, context length). Blocks are shuffled, unwritten slots hold `garbage`, and
+    table rows are wider than used, with `POISON` past the end."""
     H, G = heads
     counts = [-(-context // block_size) for _, context in sequences]
     num_blocks = sum(counts) + 2
@@ -110,7 +110,7 @@ def test_prefills_decodes_and_chunks_mix_in_one_call():
 
 def test_chunks_of_a_prompt_give_the_rows_of_the_whole_prefill():
     whole = make([(23, 23)])
-    q, k, v = whole.dense[0]
+    q = whole.q
     expected = whole.run(0.25)
     for start, end in ((0, 1), (1, 10), (10, 22), (22, 23)):
         out = paged_attention(

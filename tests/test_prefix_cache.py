@@ -20,7 +20,7 @@ def chain(token_ids: list[int], block_size: int, extra: tuple[tuple[str, str], .
     return keys
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ----------------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_32_bytes_and_the_same_in_every_process():
@@ -61,7 +61,7 @@ def test_two_keys_are_equal_only_when_everything_is(a, salt_a, adapter_a, b, sal
     assert (first == second) == ((a, salt_a, adapter_a) == (b, salt_b, adapter_b))
 
 
-# -- lookups -----------------------------------------------------------------------------------------------------------
+# -- lookups -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_evicting_every_cached_block_forgets_each_exactly_once(num_blocks: int):
     assert (forgotten, cache.num_blocks) == (blocks, 0)
 
 
-# -- in the engine -----------------------------------------------------------------------------------------------------
+# -- in the engine -------------------------------------------------------------------------------------------
 
 
 def run(engine: Engine, name: str, prompt: list[int], params: SamplingParams) -> tuple[int, list[int]]:
