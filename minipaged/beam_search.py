@@ -28,24 +28,32 @@ def advance_beams(
     max_tokens; then the best `beam_width` are kept, best first.
     """
     beams = request.live
-    finished = [seq for seq in request.sequences if seq.finish_reason is not None]
     eos = () if params.ignore_eos else eos_token_ids
-    live: list[Sequence] = []
+    children: list[Sequence] = []
+    num_live = 0
     for rank, (beam, token_id, total) in enumerate(
         _candidates(beams, logits, params.beam_width * (1 + len(eos)))
     ):
-        if len(live) == params.beam_width or (token_id in eos and rank >= params.beam_width):
+        if num_live == params.beam_width or (token_id in eos and rank >= params.beam_width):
             continue
         child = _continue(beam, token_id, total, params.length_penalty)
         if token_id in eos:
             child.finish("stop")
         elif len(child.output_token_ids) == params.max_tokens or child.num_tokens == max_model_len:
             child.finish("length")
-        (live if child.finish_reason is None else finished).append(child)
+        num_live += child.finish_reason is None
+        children.append(child)
     for beam in beams:
         beam.release()
-    finished = sorted(finished, key=_score, reverse=True)[: params.beam_width]
-    if live and len(finished) == params.beam_width and _score(finished[-1]) >= max(map(_score, live)):
+    request.sequences = [seq for seq in request.sequences if seq not in beams] + children
+    _prune(request)
+
+
+def _prune(request: Request) -> None:
+    """Keep the best finished beams, and drop the live ones if none of them can still become better."""
+    live, finished = request.live, request.best_beams()
+    is_full = len(finished) == request.max_num_seqs
+    if live and is_full and finished[-1].rank() >= max(seq.rank() for seq in live):
         for seq in live:
             seq.release()
         live = []
@@ -73,8 +81,3 @@ def _continue(beam: Sequence, token_id: int, total: float, length_penalty: float
     child.cumulative_logprob = total
     child.score = total / len(child.output_token_ids) ** length_penalty
     return child
-
-
-def _score(seq: Sequence) -> float:
-    assert seq.score is not None
-    return seq.score

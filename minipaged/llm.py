@@ -94,6 +94,7 @@ class LLM:
             seed=seed,
             parts=parts,
         )
+        self._newest: dict[str, RequestOutput] = {}
         self._ids = (f"llm-{number}" for number in count())
 
     def generate(
@@ -108,15 +109,14 @@ class LLM:
             raise ValueError(f"{len(prompts)} prompts but {len(params)} params; give one for all or one each")
         each = list(params) if isinstance(params, SequenceOf) else [params] * len(prompts)
         request_ids: list[str] = []
-        outputs: dict[str, RequestOutput] = {}
         try:
             for prompt, prompt_params in zip(prompts, each, strict=True):
                 request_ids.append(self._add(prompt, prompt_params))
-            while self.engine.has_unfinished_requests() and len(outputs) < len(request_ids):
-                outputs |= {output.request_id: output for output in self.engine.step() if output.finished}
+            while any(request_id in self.engine.requests for request_id in request_ids):
+                self._step()
+            return [self._newest[request_id] for request_id in request_ids]
         finally:
-            self._abort(request_ids)
-        return [outputs[request_id] for request_id in request_ids]
+            self._leave(request_ids)
 
     def chat(self, messages: SequenceOf[Message], params: Params | None = None) -> RequestOutput:
         """Answer a conversation, [{"role": "user", "content": "Hello"}], by the model's chat template."""
@@ -130,38 +130,50 @@ class LLM:
         ...     print(output.outputs[0].text)
         """
         request_id = self._add(prompt, params)
-        finished = False
+        shown = None
         try:
-            while not finished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
+            while request_id in self.engine.requests:
+                self._step()
+                if self._newest.get(request_id) is not shown:
+                    shown = self._newest[request_id]
+                    yield shown
         finally:
-            self._abort([request_id])
+            self._leave([request_id])
 
     def _add(self, prompt: Prompt, params: Params | None) -> str:
         request_id = next(self._ids)
         self.engine.add_request(request_id, prompt, params)
         return request_id
 
-    def _abort(self, request_ids: list[str]) -> None:
+    def _step(self) -> None:
+        """One step of the engine, for whoever is waiting: two streams may take turns."""
+        self._newest |= {output.request_id: output for output in self.engine.step()}
+
+    def _leave(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.engine.abort(request_id)
+            self._newest.pop(request_id, None)
 
 
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     """One prompt (a text, or a list of token ids) as a list of one."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise ValueError(
+            f"prompts are texts or lists of token ids, got {type(prompts).__name__}: {prompts!r:.60}"
+        )
     token_ids = [item for item in prompts if isinstance(item, int)]
-    return [token_ids] if token_ids else [item for item in prompts if not isinstance(item, int)]
+    return [token_ids] if token_ids else list(prompts)
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.zeros(1, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {error}") from None
 
 
 def _default_kv_bytes(device: torch.device) -> int:

@@ -53,8 +53,8 @@ class KVCache:
         padding = slot_mapping < 0
         if padding.any():
             k, v, slot_mapping = k[~padding], v[~padding], slot_mapping[~padding]
-        self.k[layer].flatten(0, 1).index_copy_(0, slot_mapping, k.to(self.k.dtype))
-        self.v[layer].flatten(0, 1).index_copy_(0, slot_mapping, v.to(self.v.dtype))
+        for cache, new in ((self.k[layer], k), (self.v[layer], v)):
+            cache.view(-1, *new.shape[1:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy blocks (src, dst) in every layer. All sources are read before any destination is written."""
@@ -100,7 +100,7 @@ def plan_attention(
     `paged_attention`.
     """
     query_lens = query_start_loc.diff()
-    if bool((query_lens < 0).any()) or bool((context_lens < query_lens).any()):
+    if bool((query_lens < 0).any()) or bool(((context_lens < query_lens) & (context_lens > 0)).any()):
         raise ValueError(
             f"a context holds its queries, but query lengths are {query_lens.tolist()}, "
             f"contexts {context_lens.tolist()}"
@@ -111,7 +111,7 @@ def plan_attention(
     ):
         if query_len == 1 and context_len > 0:
             members.setdefault((1, context_len.bit_length()), []).append(seq)
-        elif query_len > 1:
+        elif query_len > 1 and context_len > 0:
             members[(query_len, -seq)] = [seq]
     return [
         _plan_group(

@@ -7,8 +7,12 @@ What it leaves out: how tokens are chosen (`sampler.py`, `beam_search.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from minipaged.errors import check_int
+
+SMALLEST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -43,25 +47,33 @@ class SamplingParams:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
-        _check_int("n", self.n, minimum=1)
-        _check_int("top_k", self.top_k, minimum=0)
-        _check_int("max_tokens", self.max_tokens, minimum=1, optional=True)
-        _check_int("logprobs", self.logprobs, minimum=0, optional=True)
-        _check_int("seed", self.seed, optional=True)
-        _check_number("temperature", self.temperature, self.temperature >= 0.0, "0 (greedy) or more")
-        _check_number("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        _check_number("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
-        _check_number("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "above 0")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop must be a text or texts, none of them empty, got {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
+        check_int("n", self.n, minimum=1)
+        check_int("top_k", self.top_k, minimum=0)
+        for name, minimum in (("max_tokens", 1), ("logprobs", 0), ("seed", None)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), minimum)
+        _check_number("temperature", self.temperature, lambda value: value >= 0, "0 (greedy) or more")
+        _check_number("top_p", self.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
+        _check_number("min_p", self.min_p, lambda value: 0 <= value <= 1, "between 0 and 1")
+        _check_number("repetition_penalty", self.repetition_penalty, lambda value: value > 0, "above 0")
+        _check_switches(self.ignore_eos, self.cache_salt)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop must be a text or a list of texts, none of them empty, got {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(stop))
+        if not isinstance(self.stop_token_ids, list | tuple):
+            raise ValueError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
         for token_id in self.stop_token_ids:
-            _check_int("each of stop_token_ids", token_id, minimum=0)
-        if self.n > 1 and self.temperature == 0.0:
+            check_int("each of stop_token_ids", token_id, minimum=0)
+        if self.n > 1 and self.is_greedy:
             raise ValueError(
-                f"n={self.n} greedy samples would all be the same; set temperature above 0, or n=1"
+                f"n={self.n} greedy samples would all be the same; raise temperature, or set n=1"
             )
+
+    @property
+    def is_greedy(self) -> bool:
+        """A temperature too small to divide by is none."""
+        return self.temperature < SMALLEST_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,10 @@ class BeamSearchParams:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
-        _check_int("beam_width", self.beam_width, minimum=1)
-        _check_int("max_tokens", self.max_tokens, minimum=1)
-        _check_number("length_penalty", self.length_penalty, True, "a number")
+        check_int("beam_width", self.beam_width, minimum=1)
+        check_int("max_tokens", self.max_tokens, minimum=1)
+        _check_number("length_penalty", self.length_penalty, lambda value: True, "a number")
+        _check_switches(self.ignore_eos, self.cache_salt)
 
 
 @dataclass(frozen=True)
@@ -114,16 +127,14 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
-def _check_int(name: str, value: int | None, minimum: int | None = None, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if type(value) is not int or (minimum is not None and value < minimum):
-        least = "" if minimum is None else f" of at least {minimum}"
-        raise ValueError(
-            f"{name} must be a whole number{least}{' or None' if optional else ''}, got {value!r}"
-        )
-
-
-def _check_number(name: str, value: float, holds: bool, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds:
+def _check_number(name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not holds(float(value)):  # type: ignore[arg-type]
         raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def _check_switches(ignore_eos: object, cache_salt: object) -> None:
+    if not isinstance(ignore_eos, bool):
+        raise ValueError(f"ignore_eos must be True or False, got {ignore_eos!r}")
+    if not (cache_salt is None or isinstance(cache_salt, str)):
+        raise ValueError(f"cache_salt must be a text or None, got {cache_salt!r}")

@@ -7,6 +7,7 @@ blocks (`BlockManager`) and when (`Scheduler`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from minipaged.block_table import BlockTable
@@ -64,15 +65,23 @@ class Sequence:
         )  # fmt: skip
 
     def release(self) -> None:
-        """Give its blocks back. Does nothing the second time."""
+        """Give its blocks back, if it has any; what was computed will have to be computed again."""
         if self.table is not None:
             self.table.free()
+        self.forget_blocks()
+
+    def forget_blocks(self) -> None:
+        """Be without blocks, though nobody gave them back: the pool they were in is no more."""
         self.table, self.fork_of, self.num_published = None, None, 0
 
     def finish(self, reason: str) -> None:
         self.release()
         self.detokenizer.finish()
         self.finish_reason = reason
+
+    def rank(self) -> float:
+        """What beams are compared by; a beam without a token yet comes last."""
+        return -math.inf if self.score is None else self.score
 
     def common_prefix_len(self, other: Sequence) -> int:
         """How many tokens two branches share from the start."""
@@ -146,6 +155,13 @@ class Request:
         """End every branch that still runs."""
         for seq in self.live:
             seq.finish(reason)
+        if isinstance(self.params, BeamSearchParams):
+            self.sequences = self.best_beams()
+
+    def best_beams(self) -> list[Sequence]:
+        """The finished beams with the highest scores, best first, at most beam_width."""
+        ended = [seq for seq in self.sequences if seq.finish_reason is not None]
+        return sorted(ended, key=Sequence.rank, reverse=True)[: self.max_num_seqs]
 
     def output(self) -> RequestOutput:
         """A snapshot for the user."""

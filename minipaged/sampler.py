@@ -39,7 +39,7 @@ def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
         for index in penalised:
             _penalise(logits[index], rows[index])
     token_ids = logits.argmax(dim=-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
+    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if drawn:
         for index, token_id in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
             token_ids[index] = token_id

@@ -10,6 +10,7 @@ vllm/v1/core/sched/scheduler.py).
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from minipaged.block_manager import BlockManager, Copies
@@ -75,9 +76,13 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended, wherever it is."""
-        for queue in (self.waiting, self.running):
-            if request in queue:
-                queue.remove(request)
+        queue = self.running if request in self.running else self.waiting
+        queue.remove(request)
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Start anew with these requests waiting, none of which holds a block."""
+        self.running = []
+        self.waiting = sorted(requests, key=lambda request: request.order)
 
     def schedule(self) -> Schedule:
         """Decide the next step and take its slots: running requests first, then the head of the queue."""
@@ -96,7 +101,7 @@ class Scheduler:
 
     def _schedule_running(self, step: Schedule, budget: int) -> int:
         for request in list(self.running):
-            if request not in self.running:  # preempted by one that came before it
+            if request in step.preempted:
                 continue
             self.memory.fork_ready(request)
             work = request.next_tokens(budget)
