@@ -62,9 +62,8 @@ class Llama:
         self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
-        block_size = kv_cache.k.shape[2]
         tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
-        plan = plan_attention(*tables, block_size, self.dtype)
+        plan = plan_attention(*tables, kv_cache.k[0])
         cos, sin = self._rope(batch.positions)
         x = self.embedding[batch.token_ids]  # [T, hidden]
         for index, layer in enumerate(self.layers):
@@ -91,8 +90,8 @@ class Llama:
         return q, k, qkv[:, H + G :]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension, in fp32 whatever the dtype."""
-        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.config.rms_norm_eps).to(x.dtype) * weight
+        """RMSNorm over the last dimension: x / sqrt(mean(x²) + eps) · weight."""
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of [T, 1, D/2], computed once a step and shared by all layers and heads."""

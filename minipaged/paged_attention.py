@@ -74,14 +74,16 @@ class AttentionGroup:
     """Sequences that attend in one call: S of them, each with Q new tokens and at most K tokens of context.
 
     rows: [S·Q], which rows of q they are. slots: [S·K], where their context lies; a place past a sequence's
-    end repeats its first slot, so that nothing unwritten is read. bias: [S, 1, Q, K], 0 where a query may
-    look and -inf where not, or None when the mask is plain causal over Q = K tokens (`is_causal`) or when
-    every query sees all K.
+    end repeats its first slot, so that nothing unwritten is read. workspace: [2, S·K, G, D], where each layer
+    gathers its K and V: memory that was just used is faster than fresh memory. bias: [S, 1, Q, K], 0 where a
+    query may look and -inf where not, or None when the mask is plain causal over Q = K tokens (`is_causal`)
+    or when every query sees all K.
     """
 
     num_seqs: int
     rows: torch.Tensor
     slots: torch.Tensor
+    workspace: torch.Tensor
     bias: torch.Tensor | None
     is_causal: bool
 
@@ -90,17 +92,17 @@ def plan_attention(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
-    block_size: int,
-    dtype: torch.dtype,
+    k_cache: torch.Tensor,
 ) -> list[AttentionGroup]:
     """What `paged_attention` computes from the tables alone, once a step, so that all layers share it.
 
     A sequence with several new tokens is a group of its own. Decodes (one new token) are grouped by the power
     of two that their context fits in, so that padding at most doubles what is read. Arguments as in
-    `paged_attention`.
+    `paged_attention`; of `k_cache` only shape, dtype and device matter.
     """
     query_lens = query_start_loc.diff()
-    if bool((query_lens < 0).any()) or bool(((context_lens < query_lens) & (context_lens > 0)).any()):
+    too_short = (context_lens < query_lens) & (context_lens > 0)
+    if bool((query_lens < 0).any()) or bool(too_short.any()):
         raise ValueError(
             f"a context holds its queries, but query lengths are {query_lens.tolist()}, "
             f"contexts {context_lens.tolist()}"
@@ -113,10 +115,11 @@ def plan_attention(
             members.setdefault((1, context_len.bit_length()), []).append(seq)
         elif query_len > 1 and context_len > 0:
             members[(query_len, -seq)] = [seq]
+    _, B, G, D = k_cache.shape
+    most = max((len(seqs) * int(context_lens[seqs].max()) for seqs in members.values()), default=0)
+    workspace = k_cache.new_empty(2, most, G, D)
     return [
-        _plan_group(
-            block_tables[seqs], context_lens[seqs], query_start_loc[:-1][seqs], query_len, block_size, dtype
-        )
+        _plan_group(block_tables[seqs], context_lens[seqs], query_start_loc[seqs], query_len, B, workspace)
         for (query_len, _), seqs in members.items()
     ]
 
@@ -127,26 +130,23 @@ def _plan_group(
     first_rows: torch.Tensor,
     query_len: int,
     block_size: int,
-    dtype: torch.dtype,
+    workspace: torch.Tensor,
 ) -> AttentionGroup:
     longest = int(context_lens.max())
     key_positions = torch.arange(longest, device=context_lens.device)
     exists = key_positions < context_lens[:, None]  # [S, K]
-    # subtle: entries of a table row past the sequence's end may hold anything, so they are never used as an
-    # index.
+    # subtle: entries of a table row past the sequence's end may hold anything: they are no index.
     block_ids = block_tables.long()[:, key_positions // block_size].where(exists, block_tables[:, :1].long())
     slots = block_ids * block_size + torch.where(exists, key_positions % block_size, 0)
     new = torch.arange(query_len, device=context_lens.device)
-    query_positions = context_lens[:, None] - query_len + new  # [S, Q]
-    is_causal = query_len == longest
+    is_causal = query_len == longest and query_len > 1
     bias = None
     if not is_causal and not (query_len == 1 and bool(exists.all())):
+        query_positions = context_lens[:, None] - query_len + new  # [S, Q]
         visible = key_positions <= query_positions[:, None, :, None]  # [S, 1, Q, K]
-        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-            ~visible, float("-inf")
-        )
+        bias = workspace.new_zeros(visible.shape).masked_fill_(~visible, float("-inf"))
     rows = (first_rows[:, None] + new).flatten()
-    return AttentionGroup(len(context_lens), rows, slots.flatten(), bias, is_causal and query_len > 1)
+    return AttentionGroup(len(slots), rows, slots.flatten(), workspace[:, : slots.numel()], bias, is_causal)
 
 
 def paged_attention(
@@ -162,43 +162,42 @@ def paged_attention(
     """Causal attention of every sequence's newest tokens to its whole context, through its block table.
 
     q: [T, H, D], the new tokens of all sequences one after another; sequence s owns rows query_start_loc[s]
-    up to query_start_loc[s+1] of [S+1]. k_cache, v_cache: [N, B, G, D], one layer, H a multiple of G.
-    block_tables: [S, M] block ids, padded with anything. context_lens: [S], tokens each sequence attends to,
-    its new ones included (their K/V is stored already). `plan` is `plan_attention` of the same tables.
-    Returns [T, H, D]; a sequence without context gives zeros.
+    up to query_start_loc[s+1] of [S+1]. k_cache, v_cache: [N, B, G, D], one layer, H a multiple of G, of q's
+    dtype. block_tables: [S, M] block ids, padded with anything. context_lens: [S], tokens each sequence
+    attends to, its new ones included (their K/V is stored already). `plan` is `plan_attention` of the same
+    tables. Returns [T, H, D]; a sequence without context gives zeros.
 
     Query i of m at context length c sees positions 0 … c - m + i. One new token is a decode, m = c a whole
     prefill, anything between a chunk.
     """
-    _, H, D = q.shape
-    B, G = k_cache.shape[1:3]
     if plan is None:
-        plan = plan_attention(block_tables, context_lens, query_start_loc, B, q.dtype)
+        plan = plan_attention(block_tables, context_lens, query_start_loc, k_cache)
     out = torch.zeros_like(q)
     for group in plan:
-        S = group.num_seqs
-        k = gather_slots(k_cache, group.slots).view(S, -1, G, D).transpose(1, 2)  # [S, G, K, D]
-        v = gather_slots(v_cache, group.slots).view(S, -1, G, D).transpose(1, 2)
-        queries = q[group.rows].view(S, -1, H, D)
-        out[group.rows] = _attend(queries, k, v, group, scale).reshape(-1, H, D)
+        k = gather_slots(k_cache, group.slots, out=group.workspace[0])
+        v = gather_slots(v_cache, group.slots, out=group.workspace[1])
+        out[group.rows] = _attend(q[group.rows], k, v, group, scale)
     return out
 
 
-def gather_slots(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Rows `slots` of [N, B, G, D], as [len(slots), G, D]: one contiguous copy of a scattered context."""
-    return cache.flatten(0, 1).index_select(0, slots)
+def gather_slots(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy rows `slots` of [N, B, G, D] to `out` of [len(slots), G, D]: a scattered context in one piece."""
+    return torch.index_select(cache.flatten(0, 1), 0, slots, out=out)
 
 
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: AttentionGroup, scale: float
 ) -> torch.Tensor:
-    """q [S, Q, H, D], k and v [S, G, K, D] -> [S, Q, H, D]."""
-    S, Q, H, D = q.shape
-    G = k.shape[1]
+    """q [S·Q, H, D], k and v [S·K, G, D] -> [S·Q, H, D]."""
+    S, (H, D), G = group.num_seqs, q.shape[1:], k.shape[1]
+    k, v = k.view(S, -1, G, D).transpose(1, 2), v.view(S, -1, G, D).transpose(1, 2)  # [S, G, K, D]
     if (
-        Q == 1
-    ):  # the H / G heads that share a K/V head become its queries: K and V are read once for all of them
-        return F.scaled_dot_product_attention(q.view(S, G, H // G, D), k, v, group.bias, scale=scale)
-    return F.scaled_dot_product_attention(
-        q.transpose(1, 2), k, v, group.bias, is_causal=group.is_causal, scale=scale, enable_gqa=H != G
-    ).transpose(1, 2)
+        len(q) == S
+    ):  # the H / G heads that share a K/V head become its queries: it is read once for all of them
+        q = q.view(S, G, H // G, D)
+        return F.scaled_dot_product_attention(q, k, v, group.bias, scale=scale).reshape(-1, H, D)
+    q = q.view(S, -1, H, D).transpose(1, 2)  # [S, H, Q, D]
+    out = F.scaled_dot_product_attention(
+        q, k, v, group.bias, is_causal=group.is_causal, scale=scale, enable_gqa=H != G
+    )
+    return out.transpose(1, 2).reshape(-1, H, D)
