@@ -33,7 +33,7 @@ MAX_TEXT_BLOCK_SIZE = 8  # a block of up to so many tokens shows them
 
 # The map's boxes: (x, y, width, height), name, the chapters about it, whether it frames others.
 BOXES = (
-    ((1.2, 0.05, 7.1, 3.6), "Engine: a step is one more token for each", "engine measure beyond", True),
+    ((1.2, 0.05, 7.1, 3.6), "Engine: every step adds a token", "engine measure beyond", True),
     ((0.05, 0.8, 0.85, 0.75), "Requests", "", False),
     ((1.4, 0.8, 1.7, 0.75), "Scheduler", "scheduler", False),
     ((3.7, 0.7, 2.6, 0.95), "Model", "", True),
@@ -105,13 +105,14 @@ def draw_pool(engine: Engine) -> Figure:
     columns, pitch, left = (16, 0.58, 0.15) if shown <= 128 else (32, 0.28, 0.5)
     hidden = f"; the last {num_blocks - shown} are not drawn" if shown < num_blocks else ""
     height = 0.5 + -(-shown // columns) * pitch + 0.22 * -(-len(legend) // 4)
-    figure, axes = _canvas(height, _pool_title(engine) + hidden)
+    title = _pool_title(engine) + hidden
+    figure, axes = _canvas(height, title)
     for block_id in range(shown):
         corner = left + block_id % columns * pitch, 0.4 + block_id // columns * pitch
         is_cached = engine.memory.prefix_cache.key(block_id) is not None
         _draw_block(axes, corner, pitch - 0.05, block_id, users[block_id], is_cached)
     axes.legend(handles=legend, loc="lower left", bbox_to_anchor=(0, 0), ncols=4, frameon=False, fontsize=8)
-    return _describe(figure, engine, owners)
+    return _describe(figure, title, owners)
 
 
 def draw_tables(engine: Engine) -> Figure:
@@ -128,7 +129,7 @@ def draw_tables(engine: Engine) -> Figure:
     figure, axes = _canvas(0.45 + len(owners[:MAX_ROWS]) * (height + 0.12), title)
     for row, owner in enumerate(owners[:MAX_ROWS]):
         _draw_table(axes, 0.4 + row * (height + 0.12), height, owner, engine)
-    return _describe(figure, engine, owners)
+    return _describe(figure, title, owners)
 
 
 def draw_engine_map(lit: str | None = None) -> Figure:
@@ -311,9 +312,9 @@ def _legend(owners: list[Owner]) -> list[Patch]:
     return [*entries, free, cached]
 
 
-def _describe(figure: Figure, engine: Engine, owners: list[Owner]) -> Figure:
+def _describe(figure: Figure, title: str, owners: list[Owner]) -> Figure:
     """The same figure, labelled with what it shows, for whoever can't see it."""
     tables = [(owner.label, owner.table) for owner in owners[:MAX_ROWS]]
     rows = [f"{label}: {table.num_tokens} tokens in blocks {table.block_ids}" for label, table in tables]
-    figure.set_label(". ".join([_pool_title(engine), *rows]) + ".")
+    figure.set_label(". ".join([title, *rows]) + ".")
     return figure
