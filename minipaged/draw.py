@@ -91,8 +91,9 @@ def find_owners(engine: Engine) -> list[Owner]:
 def draw_pool(engine: Engine) -> Figure:
     """Every block of the pool: its id, its owners' colours and letters, how many of its slots are filled.
 
-    A block with several owners has a band for each and their number at its top right. A free block is empty,
-    hatched if the prefix cache can still find it. At most 512 blocks are drawn; the title counts the rest.
+    A block with several owners has a band for each (4 at most), and their number at its top right. A free
+    block is empty, hatched if the prefix cache can still find it. At most 512 blocks are drawn; the title
+    counts the rest.
 
     >>> show(draw_pool(LLM("tiny", num_blocks=32).engine))
     """
@@ -205,15 +206,13 @@ def _draw_block(
     (x, y), is_large = corner, size > 0.4
     head, font = (0.16, 9.0) if is_large else (0.0, 6.5)
     axes.add_patch(Rectangle(corner, size, size, facecolor="white", edgecolor="#BBBBBB", linewidth=0.8))
-    body = Rectangle((x, y + head), size, size - head, fill=False, edgecolor="#AAAAAA", hatch="/////")
     if is_cached and not users:
+        body = Rectangle((x, y + head), size, size - head, fill=False, edgecolor="#AAAAAA", hatch="/////")
         axes.add_patch(body)
-    band, labels = (size - head) / max(1, len(users[:MAX_BANDS])), [owner.label for owner, _ in users]
+    band = (size - head) / max(1, len(users[:MAX_BANDS]))
     for index, (owner, filled) in enumerate(users[:MAX_BANDS]):
         _draw_slots(axes, (x, y + head + index * band), (size, band), owner, filled)
-    if len(labels) > (2 if is_large else 1):  # too many to be read: the request's letter for all of them
-        letters = list(dict.fromkeys(label.rstrip("0123456789") for label in labels))
-        labels = [letters[0] + ("+" if len(letters) > 1 else "")]
+    labels = _shorten([owner.label for owner, _ in users], 2 if is_large else 1)
     for index, label in enumerate(labels):
         middle = y + head + (index + 0.5) * (size - head) / len(labels)
         _write(axes, x + size / 2, middle, label, font, True, ha="center", weight="bold")
@@ -223,6 +222,14 @@ def _draw_block(
         _write(axes, x + size - 0.03, y + head / 2, count, 7.5, ha="right", weight="bold")
     elif block_id % 32 == 0:
         _write(axes, x - 0.08, y + size / 2, str(block_id), 7.5, ha="right", color=GREY)
+
+
+def _shorten(labels: list[str], most: int) -> list[str]:
+    """More labels than can be read become their request's letter: C1, C2, C3 are C; C1, D1 are C+."""
+    if len(labels) <= most:
+        return labels
+    letters = list(dict.fromkeys(label.rstrip("0123456789") for label in labels))
+    return [letters[0] + ("+" if len(letters) > 1 else "")]
 
 
 def _draw_slots(
