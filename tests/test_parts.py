@@ -1,0 +1,176 @@
+"""Layers from elsewhere run in the engine (design section 7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minipaged.block_allocator import BlockAllocator
+from minipaged.block_table import BlockTable
+from minipaged.chapters import CHAPTERS
+from minipaged.copy_on_write import CopyOnWrite
+from minipaged.paged_attention import KVCache, paged_attention
+from minipaged.params import SamplingParams
+from minipaged.parts import Parts, load_parts
+from minipaged.preemption import Preemption
+from minipaged.prefix_cache import PrefixCache
+from minipaged.scheduler import Scheduler
+from tests.reference import finish, prompt_of, tiny_engine
+
+
+def write_chapter(folder: Path, key: str, source: str) -> Path:
+    chapter = next(chapter for chapter in CHAPTERS if chapter.key == key)
+    file = folder / f"{chapter.file_stem}.py"
+    file.write_text(source)
+    return file
+
+
+def test_without_replacements_every_part_is_the_package_s_own():
+    parts = Parts()
+    assert (parts.block_allocator, parts.block_table, parts.kv_cache) == (BlockAllocator, BlockTable, KVCache)
+    assert (parts.copy_on_write, parts.prefix_cache) == (CopyOnWrite, PrefixCache)
+    assert (parts.scheduler, parts.preemption) == (Scheduler, Preemption)
+    assert parts.paged_attention is paged_attention
+
+
+def test_parts_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        Parts().block_table = BlockTable  # type: ignore[misc]
+
+
+def test_every_part_that_a_chapter_builds_is_a_field():
+    names = {field.name for field in fields(Parts)}
+    assert {part for chapter in CHAPTERS for part in chapter.parts} <= names
+
+
+def counted(calls: Counter[str], base: type, name: str) -> type:
+    """A subclass that counts the calls of its public methods."""
+
+    def wrap(method: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return getattr(super(cls, self), method)(*args, **kwargs)
+
+        return call
+
+    methods = [m for m, value in vars(base).items() if not m.startswith("_") and callable(value)]
+    cls = type(f"Counted{base.__name__}", (base,), {method: wrap(method) for method in methods})
+    return cls
+
+
+def test_the_engine_runs_on_the_parts_it_is_given_and_gives_the_same_output():
+    calls: Counter[str] = Counter()
+
+    class CountedPreemption(Preemption):
+        @staticmethod
+        def choose_victim(running: Any) -> int:
+            calls["preemption"] += 1
+            return Preemption.choose_victim(running)
+
+    def counted_attention(*args: Any, **kwargs: Any) -> Any:
+        calls["paged_attention"] += 1
+        return paged_attention(*args, **kwargs)
+
+    classes = {
+        "block_allocator": BlockAllocator,
+        "block_table": BlockTable,
+        "kv_cache": KVCache,
+        "copy_on_write": CopyOnWrite,
+        "prefix_cache": PrefixCache,
+        "scheduler": Scheduler,
+    }
+    replaced: dict[str, Any] = {name: counted(calls, base, name) for name, base in classes.items()}
+    replaced |= {"preemption": CountedPreemption, "paged_attention": counted_attention}
+
+    def run(parts: Parts | None) -> list[list[list[int]]]:
+        engine = tiny_engine(num_blocks=9, parts=parts)
+        params = SamplingParams(n=2, temperature=5.0, seed=0, max_tokens=8, ignore_eos=True)
+        for name in "ab":
+            engine.add_request(name, prompt_of(7, seed=ord(name)), params)
+        outputs = finish(engine)
+        return [[branch.token_ids for branch in outputs[name].outputs] for name in "ab"]
+
+    assert run(Parts(**replaced)) == run(None)
+    assert set(calls) == {field.name for field in fields(Parts)}
+
+
+def test_a_chapter_is_taken_from_the_folder_and_the_rest_from_the_package(tmp_path: Path):
+    source = (
+        "from minipaged.block_allocator import BlockAllocator as Base\nclass BlockAllocator(Base): pass\n"
+    )
+    write_chapter(tmp_path, "ch03", source)
+    parts = load_parts(tmp_path, "ch03")
+    assert parts.block_allocator is not BlockAllocator and parts.block_allocator.__name__ == "BlockAllocator"
+    assert parts.block_table is BlockTable
+    engine = tiny_engine(parts=parts)
+    assert type(engine.memory.allocator) is parts.block_allocator
+
+
+def test_a_wrong_chapter_that_is_not_asked_for_blocks_nothing(tmp_path: Path):
+    write_chapter(tmp_path, "ch04", "this is not Python")
+    write_chapter(tmp_path, "ch03", "from minipaged.block_allocator import BlockAllocator\n")
+    assert load_parts(tmp_path, "ch03") == Parts()
+
+
+def test_all_takes_every_chapter_that_builds_a_layer(tmp_path: Path):
+    names = {field.name: field.default for field in fields(Parts)}
+    for chapter in CHAPTERS:
+        if chapter.parts:
+            lines = [f"from minipaged.parts import Parts\n{names[part].__name__} = Parts().{part}\n"
+                     for part in chapter.parts]  # fmt: skip
+            write_chapter(tmp_path, chapter.key, "".join(lines))
+    assert load_parts(tmp_path, "all") == Parts()
+    (tmp_path / "ch06_copy_on_write.py").unlink()
+    with pytest.raises(ValueError, match=r"ch06_copy_on_write\.py"):
+        load_parts(tmp_path, "all")
+
+
+@pytest.mark.parametrize("key", ["ch00", "ch99", "3", "", "ch13"])
+def test_a_chapter_that_builds_no_layer_is_an_error_that_lists_those_that_do(tmp_path: Path, key: str):
+    with pytest.raises(ValueError, match=rf"(?s)'{key}'.*ch03.*ch09"):
+        load_parts(tmp_path, key)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"ch03_block_allocator\.py"):
+        load_parts(tmp_path, "ch03")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("import nowhere_to_be_found\n", "nowhere_to_be_found"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("raise NotImplementedError('ch03, task 1')\n", "ch03, task 1"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_an_error_with_the_reason(tmp_path: Path, source: str, reason: str):
+    write_chapter(tmp_path, "ch03", source)
+    with pytest.raises(ValueError, match=rf"(?s)ch03_block_allocator\.py.*{reason}"):
+        load_parts(tmp_path, "ch03")
+
+
+def test_a_class_that_is_missing_is_an_error_with_file_and_class(tmp_path: Path):
+    write_chapter(tmp_path, "ch03", "class Allocator: pass\n")
+    with pytest.raises(ValueError, match=r"(?s)ch03_block_allocator\.py.*BlockAllocator"):
+        load_parts(tmp_path, "ch03")
+
+
+def test_a_method_that_is_missing_is_an_error_with_file_class_and_method(tmp_path: Path):
+    methods = [name for name in vars(BlockAllocator) if not name.startswith("_") and name != "share"]
+    body = "\n".join(f"    def {name}(self): pass" for name in methods)
+    write_chapter(tmp_path, "ch03", f"class BlockAllocator:\n{body}\n")
+    with pytest.raises(ValueError, match=r"(?s)ch03_block_allocator\.py.*BlockAllocator.*share"):
+        load_parts(tmp_path, "ch03")
+
+
+@pytest.mark.parametrize("source", ["BlockAllocator = 5\n", "def BlockAllocator(n): pass\n"])
+def test_something_that_is_no_class_is_an_error(tmp_path: Path, source: str):
+    write_chapter(tmp_path, "ch03", source)
+    with pytest.raises(ValueError, match=r"(?s)ch03_block_allocator\.py.*BlockAllocator"):
+        load_parts(tmp_path, "ch03")
