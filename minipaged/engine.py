@@ -205,14 +205,14 @@ class Engine:
         try:
             step = self.scheduler.schedule()
             logits = self._execute(step)
-            changed = self._ended_in_failure + step.out_of_capacity + self._take_in(logits, step)
+            changed = self._reported_late() + step.out_of_capacity + self._take_in(logits, step)
         except BaseException:
             self._recover()
             raise
         self.last_step, self._ended_in_failure = step, []
         for request in changed:
             if request.is_finished:
-                self.requests.pop(request.request_id, None)
+                del self.requests[request.request_id]
         self._count(step, time.perf_counter() - started)
         return [request.output() for request in changed]
 
@@ -238,6 +238,10 @@ class Engine:
                 seq.forget_blocks()
         self.scheduler.restart(request for request in self.requests.values() if not request.is_finished)
         self._ended_in_failure = [request for request in self.requests.values() if request.is_finished]
+
+    def _reported_late(self) -> list[Request]:
+        """Requests that ended in a step that failed, and have not been aborted since."""
+        return [old for old in self._ended_in_failure if self.requests.get(old.request_id) is old]
 
     def _move_blocks(self, step: Schedule) -> None:
         """Swap out, swap in, copy: in this order, and all before the step's first write."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
-from minipaged.linear import Linear
+from minipaged.linear import Linear, padded_rows
 from minipaged.paged_attention import KVCache, plan_attention
 from minipaged.weights import checked
 
@@ -64,17 +64,21 @@ class Llama:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
         tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
         plan = plan_attention(*tables, kv_cache.k[0])
-        cos, sin = self._rope(batch.positions)
-        x = self.embedding[batch.token_ids]  # [T, hidden]
+        T = len(batch.token_ids)
+        padding = (0, padded_rows(T) - T)  # rows past T are computed and never used
+        cos, sin = self._rope(F.pad(batch.positions, padding))
+        x = self.embedding[F.pad(batch.token_ids, padding)]  # [T, hidden]
         for index, layer in enumerate(self.layers):
             q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
-            kv_cache.write(index, k, v, batch.slot_mapping)
+            kv_cache.write(index, k[:T], v[:T], batch.slot_mapping)
             scale = self.config.head_dim**-0.5
             context = attention(q, kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
             x = x + layer.o(context.flatten(1))
             h = self._norm(x, layer.post_norm)
             x = x + layer.down(F.silu(layer.gate(h)) * layer.up(h))
-        return self.lm_head(self._norm(x[batch.logits_rows], self.norm)).float()
+        R = len(batch.logits_rows)
+        last = x[F.pad(batch.logits_rows, (0, padded_rows(R) - R))]
+        return self.lm_head(self._norm(last, self.norm))[:R].float()
 
     def _qkv(
         self, layer: Layer, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
