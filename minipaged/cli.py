@@ -81,15 +81,13 @@ def main() -> None:
     """
 
 
-_SAMPLING_OPTIONS = (
+_SERVING_OPTIONS = (
+    click.option("--model", metavar="NAME|PATH", help=f"{REAL_MODEL}, tiny, a model folder or a .gguf file."),
     click.option("--max-tokens", default=256, show_default=True, help="Most tokens of one answer."),
     click.option("--temperature", default=0.0, show_default=True, help="0 always takes the likeliest token."),
     click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that reach it."),
     click.option("--top-k", default=0, show_default=True, help="Draw from so many tokens; 0: from all."),
     click.option("--seed", type=int, help="The same seed gives the same text."),
-)
-_ENGINE_OPTIONS = (
-    click.option("--model", metavar="NAME|PATH", help=f"{REAL_MODEL}, tiny, a model folder or a .gguf file."),
     click.option("--block-size", default=16, show_default=True, help="Tokens in a block."),
     click.option("--num-blocks", type=int, help="Blocks in the pool.  [default: 512 MiB of them on a CPU]"),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
@@ -104,7 +102,7 @@ _ENGINE_OPTIONS = (
 
 def serving_options(command: Command) -> Command:
     """Give a command the options of `SamplingParams` and of `LLM`, under the same names."""
-    return reduce(lambda decorated, option: option(decorated), _ENGINE_OPTIONS + _SAMPLING_OPTIONS, command)
+    return reduce(lambda decorated, option: option(decorated), reversed(_SERVING_OPTIONS), command)
 
 
 def take_sampling_params(options: dict[str, Any], **more: Any) -> SamplingParams:
@@ -242,13 +240,13 @@ def printable(text: str) -> str:
 
 
 def describe(stats: Stats) -> str:
-    """What the engine holds and has done, in three lines."""
+    """What the engine holds and has done, in four lines."""
     return (
         f"{stats.num_blocks} blocks: {stats.blocks_used} used, {stats.blocks_free} free, "
         f"{stats.blocks_cached} cached\n"
         f"prefix cache: {stats.prefix_hits} of {stats.prefix_queries} tokens were already there\n"
-        f"{stats.steps} steps: {stats.computed_tokens} tokens computed, {stats.output_tokens} generated "
-        f"({stats.tokens_per_second:.1f} tokens/s), {stats.preemptions} preemptions, {stats.copies} copies"
+        f"{stats.steps} steps: {stats.computed_tokens} tokens computed, {stats.output_tokens} generated, "
+        f"{stats.tokens_per_second:.1f} a second\n{stats.preemptions} preemptions, {stats.copies} copies"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,14 +66,14 @@ def doctor(ctx: click.Context) -> None:
 
     Example: minipaged doctor
     """
-    findings = {name: check() for name, check in CHECKS.items()}
-    indent = " " * 18
-    for name, finding in findings.items():
+    width, indent, statuses = shutil.get_terminal_size().columns, " " * 18, []
+    for name, check in CHECKS.items():
+        finding = check()
+        statuses.append(finding.status)
         click.secho(f"{finding.status:9}", fg=COLOURS[finding.status], nl=False)
-        click.echo(click.wrap_text(f"{name:9}{finding.found}", 110, subsequent_indent=indent))
+        click.echo(click.wrap_text(f"{' ' * 9}{name:9}{finding.found}", width, "", indent)[9:])
         if finding.remedy:
-            click.echo(click.wrap_text(finding.remedy, 100, indent, indent))
-    statuses = [finding.status for finding in findings.values()]
+            click.echo(click.wrap_text(finding.remedy, width, indent, indent))
     click.echo(f"problems: {statuses.count('problem')}, warnings: {statuses.count('warning')}")
     ctx.exit(int("problem" in statuses))
 
@@ -88,7 +89,7 @@ def _check_torch() -> Finding:
         import torch
     except Exception as error:  # it is missing, or a library below it is broken
         return Finding("problem", f"cannot be imported: {error}", f"Install it: {INSTALL} torch")
-    return Finding("ok", f"{torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} CPUs")
+    return Finding("ok", f"{torch.__version__}, threads: {torch.get_num_threads()}, CPUs: {os.cpu_count()}")
 
 
 def _check_gpu() -> Finding:
