@@ -17,7 +17,7 @@ from minipaged.config import ModelConfig, write_json
 from minipaged.tokenizer import Tokenizer
 from minipaged.weights import random_weights
 
-SMALL = "--requests 3 --prompt-tokens 4:20 --output-tokens 2:8 --rounds 2 --threads 1".split()
+SMALL = ["--requests=3", "--prompt-tokens=4:20", "--output-tokens=2:8", "--rounds=2", "--threads=1"]
 
 
 @pytest.fixture(scope="session")
