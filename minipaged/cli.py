@@ -306,7 +306,7 @@ def take_turn(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) 
     started = time.perf_counter()
     arrived: list[tuple[float, RequestOutput]] = []
     stream = llm.stream(llm.tokenizer.encode_chat(messages), params)
-    with interrupt_flag() as interrupted, closing(stream):  # type: ignore[type-var]
+    with interrupt_flag() as interrupted, closing(stream):
         try:
             for output in printed(stream):
                 arrived.append((time.perf_counter() - started, output))

@@ -22,6 +22,7 @@ from minipaged.block_table import blocks_for
 from minipaged.detokenizer import Detokenizer
 from minipaged.errors import check_int
 from minipaged.invariants import check_writes
+from minipaged.kv_memory import kv_bytes_per_token
 from minipaged.model import Llama
 from minipaged.paged_attention import KVCache
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
@@ -80,12 +81,14 @@ class Engine:
             raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {preemption_mode!r}")
         if preemption_mode == "swap" and num_cpu_blocks == 0:
             raise ValueError("preemption_mode='swap' needs a pool to swap to: set num_cpu_blocks above 0")
+        self.kv_cache = self._new_cache(num_blocks, block_size, model.device)
+        self.cpu_cache: KVCache | None = None
+        if num_cpu_blocks:
+            self.cpu_cache = self._new_cache(num_cpu_blocks, block_size, torch.device("cpu"))
         self.memory = BlockManager(self.parts, num_blocks, block_size, num_cpu_blocks, enable_prefix_caching)
         self.scheduler = self.parts.scheduler(
             self.memory, max_num_batched_tokens, max_num_seqs, preemption_mode
         )
-        self.kv_cache = self._new_cache(num_blocks, model.device)
-        self.cpu_cache = self._new_cache(num_cpu_blocks, torch.device("cpu")) if num_cpu_blocks else None
         self.requests: dict[str, Request] = {}
         self.last_step = Schedule()
         self._ended_in_failure: list[Request] = []
@@ -95,10 +98,17 @@ class Engine:
         self._computed_tokens = self._output_tokens = 0
         self._step_time = self._forward_time = 0.0
 
-    def _new_cache(self, num_blocks: int, device: torch.device) -> KVCache:
+    def _new_cache(self, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
         config = self.model.config
-        shape = (config.num_layers, num_blocks, self.memory.block_size, config.num_kv_heads, config.head_dim)
-        return self.parts.kv_cache(*shape, dtype=self.model.dtype, device=device)
+        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        try:
+            return self.parts.kv_cache(*shape, dtype=self.model.dtype, device=device)
+        except RuntimeError as error:  # what PyTorch raises when memory runs out
+            needed = num_blocks * block_size * kv_bytes_per_token(config, self.model.dtype)
+            raise ValueError(
+                f"a pool of {num_blocks} blocks is {needed:,} bytes, which cannot be had ({error}); "
+                f"lower num_blocks or kv_cache_memory_bytes"
+            ) from None
 
     # -- requests --------------------------------------------------------------------------------------------
 

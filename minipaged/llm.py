@@ -6,7 +6,7 @@ Why it exists: `LLM("smollm2-135m").generate(["Hello"])` is what a user wants to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
+from minipaged.errors import check_int
 from minipaged.hub import find_model
 from minipaged.kv_memory import num_blocks_for
 from minipaged.model import Llama
@@ -73,6 +74,7 @@ class LLM:
             )
         if attention_backend not in ("auto", "torch"):
             raise ValueError(f"attention_backend must be 'auto' or 'torch', got {attention_backend!r}")
+        check_int("seed", seed)
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, seed)
         if num_blocks is None:
@@ -122,7 +124,7 @@ class LLM:
         """Answer a conversation, [{"role": "user", "content": "Hello"}], by the model's chat template."""
         return self.generate([self.tokenizer.encode_chat(messages)], params)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput]:
         """Serve one prompt and yield its output after every step; `outputs[0].text` only ever grows, never
         breaking a character. Leaving the loop early aborts the request.
 
@@ -132,11 +134,12 @@ class LLM:
         request_id = self._add(prompt, params)
         shown = None
         try:
-            while request_id in self.engine.requests:
-                self._step()
-                if self._newest.get(request_id) is not shown:
+            while request_id in self.engine.requests or self._newest.get(request_id) is not shown:
+                if self._newest.get(request_id) is not shown:  # another stream's step may have brought it
                     shown = self._newest[request_id]
                     yield shown
+                else:
+                    self._step()
         finally:
             self._leave([request_id])
 
