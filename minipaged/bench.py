@@ -208,7 +208,8 @@ def print_report(report: Report, console: Console) -> None:
     options, engines, facts = report["options"], report["engines"], report["machine"]
     table = Table(
         "engine", "tokens/s", "minipaged\nis faster", "KV\nreserved", "KV\nused", "peak RSS", "same\ntokens",
-        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="best round (median of rounds); ~ computed from lengths",
+        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+        caption="best round (median of rounds); ~ computed from lengths",
     )  # fmt: skip
     for name, row in engines.items():
         speed, ratio = row["tokens_per_second"], row["minipaged_ratio"]
