@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from minipaged.bench import Workload, bench, compare, play_rounds, step_cost
-from minipaged.bench_engines import EngineProcess, Setup, memory, peak_blocks
+from minipaged.cli.bench import Workload, bench, compare, play_rounds, step_cost
+from minipaged.cli.bench_engines import EngineProcess, Setup, memory, peak_blocks
 from minipaged.config import ModelConfig, write_json
 from minipaged.tokenizer import Tokenizer
 from minipaged.weights import random_weights

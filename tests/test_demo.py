@@ -11,7 +11,7 @@ from rich.console import Console
 
 from minipaged import LLM, check_invariants
 from minipaged.cli import main
-from minipaged.demo import Show, compare, draw, runs
+from minipaged.cli.demo import Show, compare, draw, runs
 
 RIGHT_BUT_DIFFERENT = """
 from minipaged import block_allocator

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minipaged.cli import main
-from minipaged.doctor import CHECKS, Finding
+from minipaged.cli.doctor import CHECKS, Finding
 
 GIB = 2**30
 
@@ -58,7 +58,7 @@ def test_a_triton_whose_kernels_fail_is_a_warning_with_the_reason(tmp_path: Path
 
 def test_a_kernel_that_kills_its_process_does_not_kill_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr("minipaged.doctor.KERNEL_TEST", "import os; os.abort()")
+    monkeypatch.setattr("minipaged.cli.doctor.KERNEL_TEST", "import os; os.abort()")
     result = doctor(monkeypatch, "triton")
     assert result.exit_code == 0 and "exit code -6" in result.stdout
 
@@ -97,6 +97,6 @@ def test_memory_is_held_against_what_model_and_pool_need(
 def test_only_a_problem_makes_the_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     for status, exit_code in (("ok", 0), ("warning", 0), ("problem", 1)):
         finding = Finding(status, "found", "a remedy")
-        monkeypatch.setattr("minipaged.doctor.CHECKS", {"thing": lambda finding=finding: finding})
+        monkeypatch.setattr("minipaged.cli.doctor.CHECKS", {"thing": lambda finding=finding: finding})
         result = CliRunner().invoke(main, ["doctor"])
         assert result.exit_code == exit_code and "a remedy" in result.stdout

@@ -47,7 +47,7 @@ class MainGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in LAZY_COMMANDS:
-            return getattr(import_module(f"minipaged.{cmd_name}"), cmd_name)
+            return getattr(import_module(f"minipaged.cli.{cmd_name}"), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

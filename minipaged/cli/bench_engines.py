@@ -232,7 +232,8 @@ class EngineProcess:
         """`python`: the interpreter of another environment, which need not have minipaged."""
         self.setup = setup
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by __exit__
-        program = [python, "-I", __file__] if python else [sys.executable, "-m", "minipaged.bench_engines"]
+        here = [sys.executable, "-m", "minipaged.cli.bench_engines"]
+        program = [python, "-I", __file__] if python else here
         # No network; and vLLM in one process with the threads it is given, not pinned, like the others.
         environment = {
             "OMP_NUM_THREADS": str(setup.threads), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",

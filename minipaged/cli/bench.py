@@ -32,7 +32,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from minipaged.bench_engines import ENGINES, EngineProcess, Result, Setup, TokenIds
+from minipaged.cli.bench_engines import ENGINES, EngineProcess, Result, Setup, TokenIds
 from minipaged.config import ModelConfig
 from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token
