@@ -29,7 +29,7 @@ GPU_KV_FRACTION = 0.8
 
 Params = SamplingParams | BeamSearchParams
 Prompt = str | SequenceOf[int]
-Message = Mapping[str, str]
+Conversation = SequenceOf[Mapping[str, str]]
 
 
 class LLM:
@@ -100,16 +100,18 @@ class LLM:
         self._ids = (f"llm-{number}" for number in count())
 
     def generate(
-        self, prompts: Prompt | SequenceOf[Prompt], params: Params | SequenceOf[Params] | None = None
+        self, prompts: Prompt | SequenceOf[Prompt], sampling_params: Params | SequenceOf[Params] | None = None
     ) -> list[RequestOutput]:
         """Serve all prompts (texts or lists of token ids) together; outputs come in the order of the prompts.
 
-        `params` is one for all or one each. If one prompt is refused (ValueError), none is served.
+        `sampling_params` is one for all or one each. If one prompt is refused (ValueError), none is served.
         """
         prompts = _as_list(prompts)
-        if isinstance(params, SequenceOf) and len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} params; give one for all or one each")
-        each = list(params) if isinstance(params, SequenceOf) else [params] * len(prompts)
+        each = (
+            sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params] * len(prompts)
+        )
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(each)} params; give one for all or one each")
         request_ids: list[str] = []
         try:
             for prompt, prompt_params in zip(prompts, each, strict=True):
@@ -120,18 +122,29 @@ class LLM:
         finally:
             self._leave(request_ids)
 
-    def chat(self, messages: SequenceOf[Message], params: Params | None = None) -> RequestOutput:
-        """Answer a conversation, [{"role": "user", "content": "Hello"}], by the model's chat template."""
-        return self.generate([self.tokenizer.encode_chat(messages)], params)[0]
+    def chat(
+        self, messages: Conversation | SequenceOf[Conversation], sampling_params: Params | None = None
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several together, by the model's chat template.
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput]:
+        >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text
+        """
+        is_one = not isinstance(messages, list | tuple) or not all(
+            isinstance(item, list) for item in messages
+        )
+        conversations = [messages] if is_one or not messages else messages
+        return self.generate([self.tokenizer.encode_chat(item) for item in conversations], sampling_params)  # type: ignore[arg-type]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput]:
         """Serve one prompt and yield its output after every step; `outputs[0].text` only ever grows, never
         breaking a character. Leaving the loop early aborts the request.
 
         >>> for output in llm.stream("Once upon a time"):
         ...     print(output.outputs[0].text)
         """
-        request_id = self._add(prompt, params)
+        request_id = self._add(prompt, sampling_params)
         shown = None
         try:
             while request_id in self.engine.requests or self._newest.get(request_id) is not shown:

@@ -158,7 +158,7 @@ def test_two_streams_may_take_turns(llm: LLM):
 
 def test_chat_answers_what_the_template_makes_of_the_conversation(llm: LLM):
     messages = [{"role": "user", "content": "Hi"}]
-    output = llm.chat(messages, greedy(8))
+    output = llm.chat(messages, greedy(8))[0]
     assert output.prompt_token_ids == llm.tokenizer.encode(
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -168,12 +168,12 @@ def test_chat_answers_what_the_template_makes_of_the_conversation(llm: LLM):
 
 def test_the_second_turn_of_a_chat_hits_the_prefix_cache(llm: LLM):
     messages = [{"role": "user", "content": "What is a block table?"}]
-    first = llm.chat(messages, greedy(8))
+    first = llm.chat(messages, greedy(8))[0]
     messages += [
         {"role": "assistant", "content": first.outputs[0].text},
         {"role": "user", "content": "And a slot?"},
     ]
-    second = llm.chat(messages, greedy(2))
+    second = llm.chat(messages, greedy(2))[0]
     assert second.num_cached_tokens >= (len(first.prompt_token_ids) - 1) // 4 * 4
 
 

@@ -68,7 +68,7 @@ print("serving", model if model != "tiny" else "the tiny random model; for the r
 # %%
 greedy = SamplingParams(temperature=0, max_tokens=40)
 question = {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
-answer = llm.chat([question], greedy)
+answer = llm.chat([question], greedy)[0]
 print(answer.outputs[0].text)
 
 # %% [markdown]
