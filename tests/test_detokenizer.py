@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.detokenizer import Detokenizer
@@ -108,3 +111,23 @@ def test_special_tokens_have_no_text_and_do_not_break_a_character(token: int):
     stream = Detokenizer(BYTES)
     assert [stream.append(t) for t in (0xC3, token, 0xA9)] == [False] * 3
     assert stream.finish() == BYTES.decode([0xC3, token, 0xA9])
+
+
+@pytest.fixture(scope="module")
+def real_tokenizer(real_model: Path) -> Tokenizer:
+    return Tokenizer.from_folder(real_model)
+
+
+@settings(max_examples=200)
+@given(text=st.text(max_size=30), cut=st.integers(0, 60))
+def test_the_real_tokenizer_s_tokens_stream_to_the_text_that_it_decodes(
+    real_tokenizer: Tokenizer, text: str, cut: int
+):
+    """Cut anywhere, also inside a character that takes several tokens."""
+    token_ids = real_tokenizer.encode(text)[: cut or None]
+    stream, shown = Detokenizer(real_tokenizer), [""]
+    for token_id in token_ids:
+        stream.append(token_id)
+        shown.append(stream.visible)
+    assert stream.finish() == real_tokenizer.decode(token_ids)
+    assert all(later.startswith(earlier) for earlier, later in pairwise([*shown, stream.text]))

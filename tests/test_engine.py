@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from minipaged.block_manager import BlockManager
 from minipaged.engine import Engine
-from minipaged.invariants import check_invariants
+from minipaged.invariants import check_invariants, check_writes
 from minipaged.params import SamplingParams
+from minipaged.parts import Parts
+from minipaged.scheduler import Schedule, Work
 from tests.reference import (
     all_free,
     finish,
@@ -379,6 +382,36 @@ def test_n_samples_share_the_prompt_s_blocks_and_copy_only_the_tail():
     assert engine.stats().copies == 2
 
 
+def test_copies_belong_to_one_step_and_are_not_run_again():
+    engine = tiny_engine(block_size=4)
+    params = SamplingParams(n=3, temperature=5.0, seed=0, max_tokens=4, ignore_eos=True)
+    engine.add_request("n", A, params)
+    copies = []
+    while engine.has_unfinished_requests():
+        engine.step()
+        copies.append(len(engine.last_step.copies))
+    assert copies == [0, 2, 0, 0]
+
+
+@pytest.mark.parametrize("mode", [{}, SWAP], ids=["recompute", "swap"])
+@pytest.mark.parametrize("leave", ["preempted", "aborted"])
+def test_no_copy_is_made_for_a_request_that_has_left(leave: str, mode: dict[str, Any]):
+    """Three branches share a tail that all are about to write, when the request loses its blocks."""
+    engine = tiny_engine(block_size=4, **mode)
+    params = SamplingParams(n=3, temperature=5.0, seed=0, max_tokens=4, ignore_eos=True)
+    engine.add_request("n", A, params)
+    engine.add_request("other", B, greedy(4))
+    engine.step()
+    if leave == "aborted":
+        engine.abort("n")
+    else:
+        engine.scheduler.preempt(engine.requests["n"])
+        engine.scheduler.max_num_seqs = 1
+    engine.step()
+    assert engine.last_step.copies == []
+    check_invariants(engine)
+
+
 def test_a_branch_that_ends_early_frees_its_blocks_and_the_others_go_on():
     for seed in range(20):
         free = SamplingParams(n=3, temperature=8.0, seed=seed, max_tokens=10, ignore_eos=True)
@@ -480,6 +513,43 @@ def test_a_request_forgotten_with_its_blocks_is_noticed():
     engine.scheduler.remove(engine.requests.pop("a"))
     with pytest.raises(RuntimeError, match=r"tables use it|blocks are free"):
         check_invariants(engine)
+
+
+def step_with(
+    slots: list[int], copies: list[tuple[int, int]], users: int = 1
+) -> tuple[Schedule, BlockManager]:
+    """A step that writes one sequence's tokens to these slots of a pool of 8 blocks, all in use."""
+    memory = BlockManager(Parts(), num_blocks=8, block_size=4)
+    for block in memory.allocator.allocate_many(8):
+        for _ in range(users - 1):
+            memory.allocator.share(block)
+    engine = broken_engine()
+    request = engine.requests["a"]
+    return Schedule(work=[Work(request, request.live[0], slots)], copies=copies), memory
+
+
+def test_a_step_that_writes_different_slots_of_its_own_blocks_passes():
+    check_writes(*step_with([4, 5], [(0, 1), (0, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("slots", "copies", "users", "reason"),
+    [
+        ([4, 4], [], 1, "same slot"),
+        ([4, 5], [], 2, "block 1 has 2 users"),
+        ([4, 5], [], 0, "block 1 has 0 users"),
+        ([4], [(0, 2), (3, 2)], 1, "one destination"),
+        ([4], [(0, 2), (2, 3)], 1, "another's source"),
+    ],
+)
+def test_a_step_that_would_write_wrongly_is_noticed_before_it_runs(
+    slots: list[int], copies: list[tuple[int, int]], users: int, reason: str
+):
+    step, memory = step_with(slots, copies, max(users, 1))
+    if users == 0:
+        memory.allocator.free(1)
+    with pytest.raises(RuntimeError, match=reason):
+        check_writes(step, memory)
 
 
 @pytest.mark.parametrize("order", list(permutations("abc")), ids="".join)
