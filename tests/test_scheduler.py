@@ -95,14 +95,19 @@ def test_a_request_is_admitted_when_its_whole_prompt_fits_though_a_chunk_would_f
     assert step(engine) == {"b": 6}
 
 
-def test_blocks_promised_to_a_half_computed_prompt_are_not_given_away():
-    engine = tiny_engine(num_blocks=6, max_num_batched_tokens=8)
-    add(engine, "a", 20, max_tokens=1)
-    assert step(engine) == {"a": 8}
+def test_blocks_that_branches_still_need_after_a_preemption_are_not_given_away():
+    """One branch comes back a step after the other, that it forks from: 3 blocks are free, 2 promised."""
+    engine = tiny_engine(num_blocks=6, enable_prefix_caching=False)
+    params = SamplingParams(n=2, temperature=8.0, seed=0, max_tokens=9, ignore_eos=True)
+    engine.add_request("n", prompt_of(4), params)
+    for _ in range(8):
+        engine.step()
+    assert engine.stats().blocks_used == 1 + 2 + 2
+    engine.scheduler.preempt(engine.requests["n"])
     add(engine, "b", 8, max_tokens=1)
-    assert step(engine) == {"a": 8}
-    # a takes its last 4 tokens; 4 of the budget are left, but only one block.
-    assert step(engine) == {"a": 4}
+    assert step(engine) == {"n": 11}
+    assert (engine.stats().blocks_free, engine.stats().waiting) == (3, 1)
+    finish(engine)
     assert engine.stats().preemptions == 0
 
 
