@@ -18,15 +18,15 @@ ROWS_HINT = 64
 
 
 def padded_rows(num_rows: int) -> int:
-    """How many rows to compute when `num_rows` are wanted: 8 sizes for every doubling. 15 gives 15, 100 gives
-    104.
+    """How many rows to compute when `num_rows` are wanted: at least 4, then 8 sizes for every doubling.
 
-    oneDNN compiles a kernel for every number of rows it meets, and keeps it: about 0.6 MB for each weight
-    shape (measured with torch 2.13, AVX-512). With every number from 1 to 2,048 that would be gigabytes; with
-    these 71 it stays small, for at most 1/8 of the rows computed in vain.
+    1 gives 4, 15 gives 15, 100 gives 104. oneDNN compiles a kernel for every number of rows it meets, and
+    keeps it: about 0.6 MB for each weight shape (measured with torch 2.13, AVX-512). With every number from 1
+    to 2,048 that would be gigabytes; with these 68 it stays small, for at most 1/8 of the rows computed in
+    vain. Its kernels for 1 to 3 rows read the weights more slowly than the one for 4.
     """
     multiple = 2 ** max(0, num_rows.bit_length() - 4)
-    return -(-num_rows // multiple) * multiple
+    return max(4, -(-num_rows // multiple) * multiple)
 
 
 class Linear:

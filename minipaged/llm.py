@@ -26,6 +26,8 @@ from minipaged.weights import random_weights, read_weights
 
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
 GPU_KV_FRACTION = 0.8
+CPU_BATCHED_TOKENS = 512  # a CPU is as fast as it gets by then, and its caches still hold what passes through
+GPU_BATCHED_TOKENS = 2048
 
 Params = SamplingParams | BeamSearchParams
 Prompt = str | SequenceOf[int]
@@ -41,12 +43,12 @@ class LLM:
     model: "smollm2-135m" (fetched on first use), a folder with config.json, tokenizer.json and safetensors, a
     .gguf file, or "tiny", a random model of 2 layers over bytes that is built from `seed` in a moment.
     block_size: tokens per block. num_blocks, or kv_cache_memory_bytes: the size of the pool (default: 512 MiB
-    on a CPU, 80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step.
-    max_model_len: the longest prompt + output. enable_prefix_caching: reuse the blocks of equal beginnings.
-    preemption_mode: "recompute", or "swap" to `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32
-    on a CPU and the checkpoint's on a GPU. device: "cpu", "cuda", or None for a GPU when there is one.
-    attention_backend: "torch" or "auto". seed: of requests that bring none. parts: layers to use instead of
-    the package's (`load_parts`).
+    on a CPU, 80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step; the
+    tokens are 512 by default on a CPU, 2,048 on a GPU. max_model_len: the longest prompt + output.
+    enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute", or "swap" to
+    `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
+    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch" or "auto". seed: of
+    requests that bring none. parts: layers to use instead of the package's (`load_parts`).
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class LLM:
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
+        max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         preemption_mode: str = "recompute",
@@ -82,6 +84,8 @@ class LLM:
                 _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
             )
             num_blocks = num_blocks_for(budget, block_size, self.model.config, self.model.dtype)
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = GPU_BATCHED_TOKENS if self.device.type == "cuda" else CPU_BATCHED_TOKENS
         self.engine = Engine(
             self.model,
             self.tokenizer,

@@ -73,9 +73,9 @@ class Llama:
             kv_cache.write(index, k[:T], v[:T], batch.slot_mapping)
             scale = self.config.head_dim**-0.5
             context = attention(q, kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
-            x = x + layer.o(context.flatten(1))
+            x += layer.o(context.flatten(1))
             h = self._norm(x, layer.post_norm)
-            x = x + layer.down(F.silu(layer.gate(h)) * layer.up(h))
+            x += layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
         R = len(batch.logits_rows)
         last = x[F.pad(batch.logits_rows, (0, padded_rows(R) - R))]
         return self.lm_head(self._norm(last, self.norm))[:R].float()

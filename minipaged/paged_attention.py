@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+# Tokens of context that may be read in vain to attend to more sequences in one call (SmolLM2 on 2 cores: a
+# call costs as much as some 500 tokens; 128 to 1,024 measured alike).
+MAX_PADDING = 512
+
 
 class KVCache:
     """The bytes of the pool: `k` and `v` of [L, N, B, G, D].
@@ -96,9 +100,7 @@ def plan_attention(
 ) -> list[AttentionGroup]:
     """What `paged_attention` computes from the tables alone, once a step, so that all layers share it.
 
-    A sequence with several new tokens is a group of its own. Decodes (one new token) are grouped by the power
-    of two that their context fits in, so that padding at most doubles what is read. Arguments as in
-    `paged_attention`; of `k_cache` only shape, dtype and device matter.
+    Arguments as in `paged_attention`; of `k_cache` only shape, dtype and device matter.
     """
     query_lens = query_start_loc.diff()
     too_short = (context_lens < query_lens) & (context_lens > 0)
@@ -107,21 +109,40 @@ def plan_attention(
             f"a context holds its queries, but query lengths are {query_lens.tolist()}, "
             f"contexts {context_lens.tolist()}"
         )
-    members: dict[tuple[int, int], list[int]] = {}
-    for seq, (query_len, context_len) in enumerate(
-        zip(query_lens.tolist(), context_lens.tolist(), strict=True)
-    ):
-        if query_len == 1 and context_len > 0:
-            members.setdefault((1, context_len.bit_length()), []).append(seq)
-        elif query_len > 1 and context_len > 0:
-            members[(query_len, -seq)] = [seq]
+    groups = _group(query_lens.tolist(), context_lens.tolist())
     _, B, G, D = k_cache.shape
-    most = max((len(seqs) * int(context_lens[seqs].max()) for seqs in members.values()), default=0)
+    most = max((len(seqs) * int(context_lens[seqs].max()) for seqs in groups), default=0)
     workspace = k_cache.new_empty(2, most, G, D)
     return [
-        _plan_group(block_tables[seqs], context_lens[seqs], query_start_loc[seqs], query_len, B, workspace)
-        for (query_len, _), seqs in members.items()
+        _plan_group(
+            block_tables[seqs],
+            context_lens[seqs],
+            query_start_loc[seqs],
+            int(query_lens[seqs[0]]),
+            B,
+            workspace,
+        )
+        for seqs in groups
     ]
+
+
+def _group(query_lens: list[int], context_lens: list[int]) -> list[list[int]]:
+    """Which sequences attend in one call: each prefill or chunk alone, decodes with others of similar length.
+
+    Decodes are taken longest first, and padded to the longest of their group. A new group begins where the
+    padding would come to more than MAX_PADDING: a call costs about as much as that many tokens of context.
+    """
+    groups = [[seq] for seq, query_len in enumerate(query_lens) if query_len > 1 and context_lens[seq] > 0]
+    decodes = [seq for seq, query_len in enumerate(query_lens) if query_len == 1 and context_lens[seq] > 0]
+    padding = MAX_PADDING + 1
+    for seq in sorted(decodes, key=lambda seq: -context_lens[seq]):
+        if padding <= MAX_PADDING:
+            padding += context_lens[groups[-1][0]] - context_lens[seq]
+        if padding > MAX_PADDING:
+            groups.append([])
+            padding = 0
+        groups[-1].append(seq)
+    return [sorted(group) for group in groups]
 
 
 def _plan_group(
@@ -172,11 +193,11 @@ def paged_attention(
     """
     if plan is None:
         plan = plan_attention(block_tables, context_lens, query_start_loc, k_cache)
+    if len(plan) == 1 and len(plan[0].rows) == len(q):  # rows are in order, so these are all of q as it is
+        return _attend(q, k_cache, v_cache, plan[0], scale)
     out = torch.zeros_like(q)
     for group in plan:
-        k = gather_slots(k_cache, group.slots, out=group.workspace[0])
-        v = gather_slots(v_cache, group.slots, out=group.workspace[1])
-        out[group.rows] = _attend(q[group.rows], k, v, group, scale)
+        out[group.rows] = _attend(q[group.rows], k_cache, v_cache, group, scale)
     return out
 
 
@@ -186,11 +207,12 @@ def gather_slots(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) ->
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: AttentionGroup, scale: float
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, group: AttentionGroup, scale: float
 ) -> torch.Tensor:
-    """q [S·Q, H, D], k and v [S·K, G, D] -> [S·Q, H, D]."""
-    S, (H, D), G = group.num_seqs, q.shape[1:], k.shape[1]
-    k, v = k.view(S, -1, G, D).transpose(1, 2), v.view(S, -1, G, D).transpose(1, 2)  # [S, G, K, D]
+    """One group's queries, [S·Q, H, D] -> [S·Q, H, D]."""
+    S, (H, D), G = group.num_seqs, q.shape[1:], k_cache.shape[2]
+    k = gather_slots(k_cache, group.slots, out=group.workspace[0]).view(S, -1, G, D).transpose(1, 2)
+    v = gather_slots(v_cache, group.slots, out=group.workspace[1]).view(S, -1, G, D).transpose(1, 2)
     if (
         len(q) == S
     ):  # the H / G heads that share a K/V head become its queries: it is read once for all of them

@@ -92,7 +92,7 @@ _SERVING_OPTIONS = (
     click.option("--num-blocks", type=int, help="Blocks in the pool.  [default: 512 MiB of them on a CPU]"),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
     click.option("--max-num-seqs", default=256, show_default=True, help="Most sequences in a step."),
-    click.option("--max-num-batched-tokens", default=2048, show_default=True, help="Most tokens in a step."),
+    click.option("--max-num-batched-tokens", type=int, help="Most tokens in a step (default: 512 on a CPU)."),
     click.option("--preemption-mode", default="recompute", show_default=True, help="recompute or swap."),
     click.option("--num-cpu-blocks", default=0, show_default=True, help="Blocks to swap to."),
     click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=True,
