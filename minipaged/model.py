@@ -65,15 +65,15 @@ class Llama:
         tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
         plan = plan_attention(*tables, kv_cache.k[0])
         T = len(batch.token_ids)
-        padding = (0, padded_rows(T) - T)  # rows past T are computed and never used
+        padding = (0, padded_rows(T) - T)  # the products get more rows, which nobody uses
         cos, sin = self._rope(F.pad(batch.positions, padding))
         x = self.embedding[F.pad(batch.token_ids, padding)]  # [T, hidden]
         for index, layer in enumerate(self.layers):
             q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
             kv_cache.write(index, k[:T], v[:T], batch.slot_mapping)
             scale = self.config.head_dim**-0.5
-            context = attention(q, kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
-            x += layer.o(context.flatten(1))
+            context = attention(q[:T], kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
+            x += layer.o(F.pad(context.flatten(1), (0, 0, *padding)))
             h = self._norm(x, layer.post_norm)
             x += layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
         R = len(batch.logits_rows)

@@ -157,6 +157,8 @@ class Request:
             seq.finish(reason)
         if isinstance(self.params, BeamSearchParams):
             self.sequences = self.best_beams()
+            for index, seq in enumerate(self.sequences):
+                seq.index = index
 
     def best_beams(self) -> list[Sequence]:
         """The finished beams with the highest scores, best first, at most beam_width."""
