@@ -212,8 +212,8 @@ class BlockManager:
 def fork_tree(sequences: list[Sequence]) -> list[tuple[Sequence, tuple[Sequence, int] | None]]:
     """For every branch the earlier branch that it has the longest beginning in common with, and its length.
 
-    Recomputing the branches in this order, each as a fork of the other, restores all the sharing they had.
-    The last token of a branch is never shared: it is computed by each, for its logits.
+    Recomputing the branches in this order, each as a fork of the other, restores at least the sharing they
+    had. The last token of a branch is never shared: it is computed by each, for its logits.
     """
     tree: list[tuple[Sequence, tuple[Sequence, int] | None]] = []
     for index, seq in enumerate(sequences):

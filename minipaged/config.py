@@ -94,7 +94,7 @@ class ModelConfig:
             raw |= {k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}
         try:
             return cls.from_dict(raw)
-        except ModelError as error:
+        except (ModelError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: {error}") from None
 
     @classmethod

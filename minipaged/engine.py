@@ -35,11 +35,13 @@ from minipaged.tokenizer import Tokenizer
 
 
 class Draw(NamedTuple):
-    """One token to sample: the branch that gets it, and the row of the step's logits it is drawn from."""
+    """One token to sample, from a row of the step's logits, for a branch of the request: the sequence's own,
+    or one that will be forked from it."""
 
     request: Request
     params: SamplingParams
     sequence: Sequence
+    branch: int
     row: int
 
 
@@ -71,7 +73,11 @@ class Engine:
         self.parts = parts or Parts()
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len = model.config.max_model_len if max_model_len is None else max_model_len
-        check_int("num_blocks", num_blocks, 1)
+        if not isinstance(self.parts, Parts):
+            raise ValueError(f"parts must be Parts, as load_parts gives them, got {type(parts).__name__}")
+        if not isinstance(enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching must be True or False, got {enable_prefix_caching!r}")
+        check_int("num_blocks", num_blocks, 1, 2**31 - 1)
         check_int("block_size", block_size, 1)
         check_int("num_cpu_blocks", num_cpu_blocks, 0)
         check_int("max_num_seqs", max_num_seqs, 1)
@@ -277,8 +283,9 @@ class Engine:
                 self._output_tokens += len(request.live)
             else:
                 for seq, row in members:
-                    branches = self._branch(request, seq)
-                    drawn += [Draw(request, request.params, branch, row) for branch in branches]
+                    is_first = len(request.sequences) < request.max_num_seqs
+                    branches = range(request.max_num_seqs) if is_first else [seq.index]
+                    drawn += [Draw(request, request.params, seq, branch, row) for branch in branches]
         self._sample(logits, drawn)
         self._output_tokens += len(drawn)
         for request in rows:
@@ -286,33 +293,44 @@ class Engine:
                 self.scheduler.remove(request)
         return list(rows)
 
-    def _branch(self, request: Request, seq: Sequence) -> list[Sequence]:
-        """The branches that draw from a sequence's logits: n of them, forked now, at the first token."""
-        if len(request.sequences) < request.max_num_seqs:
-            request.sequences += [seq.fork(index) for index in range(1, request.max_num_seqs)]
-            return request.sequences
-        return [seq]
-
     def _sample(self, logits: torch.Tensor, drawn: list[Draw]) -> None:
         if not drawn:
             return
         logits = logits[[draw.row for draw in drawn]]
         rows = [
-            SamplingRow(params, seq.token_ids, uniform(request.seed, seq.index, seq.num_tokens))
-            for request, params, seq, _ in drawn
+            SamplingRow(params, seq.token_ids, uniform(request.seed, branch, seq.num_tokens))
+            for request, params, seq, branch, _ in drawn
         ]
         token_ids = sample(logits, rows)
         logprobs = top_logprobs(logits, rows, token_ids)
-        for draw, token_id, token_logprobs in zip(drawn, token_ids, logprobs, strict=True):
-            if token_logprobs is not None:
-                draw.sequence.logprobs.append(token_logprobs)
-            self._append_token(draw.params, draw.sequence, token_id)
+        branches = [self._branch(draw) for draw in drawn]
+        for draw, seq, token_id, token_logprobs in zip(drawn, branches, token_ids, logprobs, strict=True):
+            self._append_token(draw.params, seq, token_id, token_logprobs)
 
-    def _append_token(self, params: SamplingParams, seq: Sequence, token_id: int) -> None:
-        """Take in one token and end the sequence if it must: a stop counts before a length."""
-        seq.token_ids.append(token_id)
+    def _branch(self, draw: Draw) -> Sequence:
+        """The sequence that a token is for; the branches of n samples are forked here, at their first
+        token."""
+        if draw.branch == draw.sequence.index:
+            return draw.sequence
+        child = draw.sequence.fork(draw.branch)
+        draw.request.sequences.append(child)
+        return child
+
+    def _append_token(
+        self, params: SamplingParams, seq: Sequence, token_id: int, logprobs: dict[int, float] | None
+    ) -> None:
+        """Take in one token and end the sequence if it must: a stop counts before a length.
+
+        First everything that can fail, then the change.
+        """
+        detokenizer = seq.detokenizer.fork()
         is_eos = token_id in self.model.config.eos_token_ids and not params.ignore_eos
-        if is_eos or token_id in params.stop_token_ids or seq.detokenizer.append(token_id):
+        stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
+        seq.token_ids.append(token_id)
+        seq.detokenizer = detokenizer
+        if logprobs is not None:
+            seq.logprobs.append(logprobs)
+        if stops:
             seq.finish("stop")
         elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == self.max_model_len:
             seq.finish("length")

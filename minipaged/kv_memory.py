@@ -23,7 +23,7 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 def num_blocks_for(budget_bytes: int, block_size: int, config: ModelConfig, dtype: torch.dtype) -> int:
     """Whole blocks that fit a budget; ValueError if not even one does."""
     check_int("block_size", block_size, minimum=1)
-    check_int("kv_cache_memory_bytes", budget_bytes, minimum=1)
+    check_int("kv_cache_memory_bytes", budget_bytes, minimum=1, maximum=2**60)
     block_bytes = block_size * kv_bytes_per_token(config, dtype)
     if budget_bytes < block_bytes:
         raise ValueError(

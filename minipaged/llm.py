@@ -76,7 +76,7 @@ class LLM:
             )
         if attention_backend not in ("auto", "torch"):
             raise ValueError(f"attention_backend must be 'auto' or 'torch', got {attention_backend!r}")
-        check_int("seed", seed)
+        check_int("seed", seed, -(2**63), 2**63 - 1)
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, seed)
         if num_blocks is None:
@@ -100,6 +100,7 @@ class LLM:
             seed=seed,
             parts=parts,
         )
+        self._mine: set[str] = set()  # requests of generate and stream; others belong to who added them
         self._newest: dict[str, RequestOutput] = {}
         self._ids = (f"llm-{number}" for number in count())
 
@@ -163,16 +164,20 @@ class LLM:
     def _add(self, prompt: Prompt, params: Params | None) -> str:
         request_id = next(self._ids)
         self.engine.add_request(request_id, prompt, params)
+        self._mine.add(request_id)
         return request_id
 
     def _step(self) -> None:
         """One step of the engine, for whoever is waiting: two streams may take turns."""
-        self._newest |= {output.request_id: output for output in self.engine.step()}
+        for output in self.engine.step():
+            if output.request_id in self._mine:
+                self._newest[output.request_id] = output
 
     def _leave(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.engine.abort(request_id)
             self._newest.pop(request_id, None)
+            self._mine.discard(request_id)
 
 
 def _as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
@@ -191,8 +196,9 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.zeros(1, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
+        torch.zeros(1, device=device).item()
+        return torch.device(device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise ValueError(f"device {device!r} cannot be used: {error}") from None
 
 

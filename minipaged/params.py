@@ -6,7 +6,6 @@ What it leaves out: how tokens are chosen (`sampler.py`, `beam_search.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,7 +54,8 @@ class SamplingParams:
         _check_number("temperature", self.temperature, lambda value: value >= 0, "0 (greedy) or more")
         _check_number("top_p", self.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
         _check_number("min_p", self.min_p, lambda value: 0 <= value <= 1, "between 0 and 1")
-        _check_number("repetition_penalty", self.repetition_penalty, lambda value: value > 0, "above 0")
+        penalty = self.repetition_penalty
+        _check_number("repetition_penalty", penalty, lambda value: 0.01 <= value <= 100, "0.01 to 100")
         _check_switches(self.ignore_eos, self.cache_salt)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
@@ -93,7 +93,7 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         check_int("beam_width", self.beam_width, minimum=1)
         check_int("max_tokens", self.max_tokens, minimum=1)
-        _check_number("length_penalty", self.length_penalty, lambda value: True, "a number")
+        _check_number("length_penalty", self.length_penalty, lambda value: abs(value) <= 10, "-10 to 10")
         _check_switches(self.ignore_eos, self.cache_salt)
 
 
@@ -128,7 +128,7 @@ class RequestOutput:
 
 
 def _check_number(name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
     if not is_number or not holds(float(value)):  # type: ignore[arg-type]
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 

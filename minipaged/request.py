@@ -174,16 +174,16 @@ class Request:
                 text=seq.detokenizer.text if seq.finish_reason else seq.detokenizer.visible,
                 token_ids=seq.output_token_ids,
                 finish_reason=seq.finish_reason,
-                logprobs=list(seq.logprobs) if logprobs_wanted else None,
+                logprobs=[dict(each) for each in seq.logprobs] if logprobs_wanted else None,
                 score=seq.score,
             )
             for seq in self.sequences
         ]
         return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            outputs,
-            self.is_finished,
-            self.num_cached_tokens,
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            outputs=outputs,
+            finished=self.is_finished,
+            num_cached_tokens=self.num_cached_tokens,
         )

@@ -104,6 +104,10 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise ValueError(f"text is a {type(text).__name__}; expected a str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"not a valid text, {error.reason} at {error.start}: {text!r:.60}") from None
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -188,7 +188,9 @@ def read_prompts(source: Iterable[str]) -> list[str]:
 
     Example: `read_prompts(["Hello\\n", "\\n"]) == ["Hello"] == read_prompts(['{"prompt": "Hello"}'])`.
     """
-    lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(source, 1) if line.strip()]
+    # Windows programs begin a text with a byte order mark, U+FEFF, which is no part of it.
+    numbered = ((number, line.rstrip("\r\n").lstrip("\ufeff")) for number, line in enumerate(source, 1))
+    lines = [(number, line) for number, line in numbered if line.strip()]
     if not lines:
         raise ValueError("no prompts: expected one on each line, found no line with any text")
     is_json = lines[0][1].lstrip().startswith("{")

@@ -76,7 +76,7 @@ print(answer.outputs[0].text)
 # step gives each of them one more token, and those that end leave the others running.
 
 # %%
-questions = ["Name three fruits.", "How many days has a week?", "Who wrote Hamlet? Answer in one sentence.",
+questions = ["Name three fruits.", "How many days are in a week?", "Who wrote Hamlet? Answer in one sentence.",
              "What is a triangle? Answer in one sentence."]
 prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
 answers = llm.generate(prompts, greedy)
@@ -114,7 +114,7 @@ print(f"in blocks: the four took {lengths} tokens, which is {blocks} blocks")
 print(f"           so there is room for {pool.num_blocks * len(blocks) // sum(blocks)} like them")
 
 # %% [markdown]
-# **Explain.** The longest sequence takes most of the pool, whether it is ever written or not. In blocks of
+# **Explain.** Set aside for the longest sequence, memory is gone whether it is ever written or not. In blocks of
 # 16, a request wastes at most the 15 free slots of its last block. More requests in memory means bigger
 # batches, and since a step reads all of the model's weights however many sequences it serves, bigger batches
 # are more tokens a second. That is the whole business case of paging; chapter 2 measures it on real
@@ -297,7 +297,8 @@ print("the same tokens:", tight == roomy, "| preemptions:", preemptions)
 
 # %% [markdown]
 # **Explain.** When no block was left, the request that came last was **preempted**: it gave all its blocks
-# back, waited, and was computed again later, from its prompt and the tokens it had so far. That costs time,
+# back, waited, and was computed again later, from its prompt and the tokens it had so far (what the prefix
+# cache still held of them was found there). That costs time,
 # not correctness. It is the rule that this whole course is tested by: *greedy output does not depend on the
 # number of blocks, the block size, the batch, or preemption.* And `check_invariants`, after every step,
 # found each block free or owned, never both.
