@@ -76,8 +76,8 @@ print(answer.outputs[0].text)
 # step gives each of them one more token, and those that end leave the others running.
 
 # %%
-questions = ["Name three fruits.", "How many days are in a week?", "Who wrote Hamlet? Answer in one sentence.",
-             "What is a triangle? Answer in one sentence."]
+questions = ["Name three fruits.", "How many days are in a week?",
+             "Who wrote Hamlet? Answer in one sentence.", "What is a triangle? Answer in one sentence."]
 prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
 answers = llm.generate(prompts, greedy)
 for text, request in zip(questions, answers, strict=True):
@@ -114,8 +114,8 @@ print(f"in blocks: the four took {lengths} tokens, which is {blocks} blocks")
 print(f"           so there is room for {pool.num_blocks * len(blocks) // sum(blocks)} like them")
 
 # %% [markdown]
-# **Explain.** Set aside for the longest sequence, memory is gone whether it is ever written or not. In blocks of
-# 16, a request wastes at most the 15 free slots of its last block. More requests in memory means bigger
+# **Explain.** Set aside for the longest sequence, memory is gone, whether it is ever written or not. In
+# blocks of 16, a request wastes at most the 15 free slots of its last block. More requests in memory means bigger
 # batches, and since a step reads all of the model's weights however many sequences it serves, bigger batches
 # are more tokens a second. That is the whole business case of paging; chapter 2 measures it on real
 # conversations.
