@@ -116,8 +116,8 @@ print(f"           so there is room for {pool.num_blocks * len(blocks) // sum(bl
 # %% [markdown]
 # **Explain.** Set aside for the longest sequence, memory is gone, whether it is ever written or not. In
 # blocks of 16, a request wastes at most the 15 free slots of its last block. More requests in memory means
-# bigger batches, and since a step reads all of the model's weights however many sequences it serves, bigger batches
-# are more tokens a second. That is the whole business case of paging; chapter 2 measures it on real
+# bigger batches, and since a step reads all of the model's weights however many sequences it serves, bigger
+# batches are more tokens a second. That is the whole business case of paging; chapter 2 measures it on real
 # conversations.
 
 # %% [markdown]
