@@ -4,7 +4,7 @@ Why it exists: in a decode step the weights are read from memory for only a few 
 row-major weight cannot be read at the full speed of a CPU. oneDNN, which PyTorch ships for its compiler,
 knows a blocked layout that can (`torch.ops.mkldnn`, the operators that torch.compile puts in place of
 `F.linear` when it freezes weights). What it leaves out: everything else; without oneDNN, or on a GPU, it is
-`F.linear`. `minipaged bench` shows the ratio.
+`F.linear`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def padded_rows(num_rows: int) -> int:
 
     1 gives 4, 15 gives 15, 100 gives 104. oneDNN compiles a kernel for every number of rows it meets, and
     keeps it: about 0.6 MB for each weight shape (measured with torch 2.13, AVX-512). With every number from 1
-    to 2,048 that would be gigabytes; with these 68 it stays small, for at most 1/8 of the rows computed in
+    to 2,048 that would be gigabytes; with these 69 it stays small, for at most 1/8 of the rows computed in
     vain. Its kernels for 1 to 3 rows read the weights more slowly than the one for 4.
     """
     multiple = 2 ** max(0, num_rows.bit_length() - 4)

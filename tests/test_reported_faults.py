@@ -19,6 +19,7 @@ from minipaged import (
 from minipaged.cli import read_prompts
 from minipaged.detokenizer import Detokenizer
 from minipaged.hub import find_model
+from minipaged.linear import padded_rows
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +156,9 @@ def test_changing_an_output_changes_no_later_one(llm: LLM) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt() -> None:
     assert read_prompts(['\ufeff{"prompt": "a"}\n']) == ["a"] == read_prompts(["\ufeffa\n"])
+
+
+def test_products_meet_few_numbers_of_rows_and_compute_few_in_vain() -> None:
+    padded = {num_rows: padded_rows(num_rows) for num_rows in range(1, 2049)}
+    assert len(set(padded.values())) == 69
+    assert all(padded[n] >= n for n in padded) and all(padded[n] <= n * 9 / 8 for n in padded if n > 3)
