@@ -36,10 +36,16 @@ class Chapter:
         """The name, without its ending, of the chapter's notebook, exercise, solution and test."""
         return f"{self.key}_{self.stem}"
 
+    @property
+    def module(self) -> str:
+        """The package's own code for this chapter: minipaged.<stem>, or a kernel module of that name."""
+        package = "minipaged.kernels.paged" if self.stem.startswith("triton") else "minipaged"
+        return f"{package}.{self.stem}"
+
 
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(0, "start", "Start here"),
-    Chapter(1, "kv_memory", "The KV cache and its price"),
+    Chapter(1, "kv_memory", "The KV cache and its price", ("num_blocks_for",)),
     Chapter(2, "contiguous", "Contiguous allocation and its waste"),
     Chapter(3, "block_allocator", "The block pool", ("block_allocator",)),
     Chapter(4, "block_table", "Block tables", ("block_table",)),

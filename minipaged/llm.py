@@ -17,7 +17,6 @@ from minipaged.config import ModelConfig
 from minipaged.engine import Engine
 from minipaged.errors import check_int
 from minipaged.hub import find_model
-from minipaged.kv_memory import num_blocks_for
 from minipaged.model import Llama
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
 from minipaged.parts import Parts
@@ -83,7 +82,8 @@ class LLM:
             budget = (
                 _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
             )
-            num_blocks = num_blocks_for(budget, block_size, self.model.config, self.model.dtype)
+            size_pool = (parts or Parts()).num_blocks_for
+            num_blocks = size_pool(budget, block_size, self.model.config, self.model.dtype)
         if max_num_batched_tokens is None:
             max_num_batched_tokens = GPU_BATCHED_TOKENS if self.device.type == "cuda" else CPU_BATCHED_TOKENS
         self.engine = Engine(

@@ -20,6 +20,7 @@ from minipaged.block_allocator import BlockAllocator
 from minipaged.block_table import BlockTable
 from minipaged.chapters import CHAPTERS, Chapter
 from minipaged.copy_on_write import CopyOnWrite
+from minipaged.kv_memory import num_blocks_for
 from minipaged.paged_attention import KVCache, paged_attention
 from minipaged.preemption import Preemption
 from minipaged.prefix_cache import PrefixCache
@@ -30,6 +31,7 @@ from minipaged.scheduler import Scheduler
 class Parts:
     """One field per layer; `LLM(..., parts=Parts(block_allocator=MyAllocator))` runs the engine on yours."""
 
+    num_blocks_for: Callable[..., int] = num_blocks_for
     block_allocator: type[BlockAllocator] = BlockAllocator
     block_table: type[BlockTable] = BlockTable
     kv_cache: type[KVCache] = KVCache

@@ -1,12 +1,16 @@
-"""Turns notebooks/source/chNN_name.py, which people edit, into notebooks/chNN_name.ipynb, executed.
+"""Makes what is made: exercises from the marked solutions, and executed notebooks from their sources.
 
-    python tools/build.py                 every notebook
-    python tools/build.py ch00 ch03       some of them
-    python tools/build.py --check         build in memory and say which notebooks on disk differ
-    python tools/build.py --measure ch13  take the timings anew
+    python tools/build.py                 every exercise and every notebook
+    python tools/build.py ch00 ch03       those of some chapters
+    python tools/build.py --check         build in memory and say what on disk differs
+    python tools/build.py --measure ch13  take the notebooks' timings anew
 
-A rebuild gives the same bytes: cell ids come from the cells' text, and nothing of the machine is recorded.
-A cell tagged "timing" measures time, so its output is kept from the notebook on disk while its text stays.
+solutions/chNN_name.py becomes exercises/chNN_name.py, and a second copy in exercises/originals/, which
+`minipaged reset` restores. An exercise that somebody has begun to solve is left alone.
+
+notebooks/source/chNN_name.py becomes notebooks/chNN_name.ipynb. A rebuild gives the same bytes: cell ids come
+from the cells' text, and nothing of the machine is recorded. A cell tagged "timing" measures time, so its
+output is kept from the notebook on disk while its text stays.
 
 Left out: deciding what must be seeded. A cell that draws random numbers without a seed shows up in --check.
 """
@@ -31,6 +35,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from minipaged.course.stubs import MarkerError, make_stub
+from minipaged.course.tasks import graded_chapters, load_tasks
+
 ROOT = Path(__file__).resolve().parent.parent
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -50,23 +57,25 @@ def main() -> int:
     """Build or check what the command line names; 1 if something is stale or can't be built."""
     arguments = _parser().parse_args()
     try:
-        sources = find_sources(arguments.notebooks, arguments.chapters)
+        stale_exercises = update_exercises(arguments.chapters, arguments.check)
+        sources = [] if arguments.exercises else find_sources(arguments.notebooks, arguments.chapters)
         changed = [path for path in sources if update(path, arguments.check, arguments.measure)]
-    except BuildError as error:
+    except (BuildError, MarkerError) as error:
         print(error, file=sys.stderr)
         return 1
-    if arguments.check and changed:
-        keys = " ".join(path.stem.split("_")[0] for path in changed)
-        print(f"{len(changed)} of {len(sources)} notebooks are stale. Rebuild: python tools/build.py {keys}")
+    stale = sorted({path.stem.split("_")[0] for path in [*changed, *stale_exercises]})
+    if arguments.check and stale:
+        print(f"stale: {len(stale)} chapters. Rebuild: python tools/build.py {' '.join(stale)}")
         return 1
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Build the notebooks from their sources.")
+    parser = argparse.ArgumentParser(description="Build exercises and notebooks from their sources.")
     parser.add_argument("chapters", nargs="*", metavar="chNN", help="chapters to build (default: all)")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a notebook is stale")
     parser.add_argument("--measure", action="store_true", help="run the timing cells anew")
+    parser.add_argument("--exercises", action="store_true", help="only the exercises, no notebooks")
     parser.add_argument(
         "--notebooks", type=Path, default=ROOT / "notebooks", help="the folder that has source/"
     )
@@ -80,6 +89,36 @@ def find_sources(notebooks: Path, chapters: list[str]) -> list[Path]:
     if unknown := set(chapters) - known:
         raise BuildError(f"no source for {sorted(unknown)} in {notebooks / 'source'}: it has {sorted(known)}")
     return [path for path in sources if not chapters or path.stem.split("_")[0] in chapters]
+
+
+def update_exercises(keys: list[str], check: bool) -> list[Path]:
+    """Write the exercises of the chapters named, or of all, unless `check`; returns the stale ones."""
+    stale = []
+    for chapter in graded_chapters(ROOT):
+        solution = ROOT / "solutions" / f"{chapter.file_stem}.py"
+        if (keys and chapter.key not in keys) or not solution.exists():
+            continue
+        stub = make_stub(solution.read_text(encoding="utf-8"), chapter.file_stem, load_tasks(ROOT, chapter))
+        if update_exercise(ROOT / "exercises" / solution.name, stub, check):
+            stale.append(solution)
+    return stale
+
+
+def update_exercise(exercise: Path, stub: str, check: bool) -> bool:
+    """Write one exercise and its original unless `check`, and say whether it was (or is) stale."""
+    original = exercise.parent / "originals" / exercise.name
+    before, now = (path.read_text(encoding="utf-8") if path.exists() else "" for path in (original, exercise))
+    stale = before != stub or now != stub
+    if stale and check:
+        print(f"{exercise.name}: STALE\n" + "\n".join(first_differences(now, stub)))
+    elif stale:
+        original.parent.mkdir(parents=True, exist_ok=True)
+        original.write_text(stub, encoding="utf-8", newline="\n")
+        is_untouched = now in ("", before)
+        if is_untouched:
+            exercise.write_text(stub, encoding="utf-8", newline="\n")
+        print(f"{exercise.name}: {'built' if is_untouched else 'left alone, since somebody works on it'}")
+    return stale
 
 
 def update(source: Path, check: bool, measure: bool) -> bool:

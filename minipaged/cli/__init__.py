@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 REAL_MODEL = "smollm2-135m"
 Command = TypeVar("Command", bound=Callable[..., object])
 
-# Imported when they are used; the text is for the list of commands.
+# The module of minipaged/cli that has the command, imported when used, and a text for the list of commands.
 LAZY_COMMANDS = {
-    "doctor": "Check this machine, and say what to do about each problem.",
-    "demo": "Watch requests share a pool of blocks, live in the terminal.",
-    "bench": "Measure speed and memory.",
+    "doctor": ("doctor", "Check this machine, and say what to do about each problem."),
+    "demo": ("demo", "Watch requests share a pool of blocks, live in the terminal."),
+    "check": ("course", "Grade your exercises, and say what is wrong."),
+    "hint": ("course", "Show the next hint for a task."),
+    "reset": ("course", "Start a chapter's exercise anew, keeping a backup."),
+    "bench": ("bench", "Measure speed and memory."),
 }
 # A model can emit any byte, and some would take the terminal apart.
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -47,13 +50,14 @@ class MainGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in LAZY_COMMANDS:
-            return getattr(import_module(f"minipaged.cli.{cmd_name}"), cmd_name)
+            module, _ = LAZY_COMMANDS[cmd_name]
+            return getattr(import_module(f"minipaged.cli.{module}"), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = {name: command.get_short_help_str(limit=80) for name, command in self.commands.items()}
         with formatter.section("Commands"):
-            formatter.write_dl(list((own | LAZY_COMMANDS).items()))
+            formatter.write_dl([*own.items(), *((name, text) for name, (_, text) in LAZY_COMMANDS.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -1,0 +1,95 @@
+"""The subject under test: a chapter's file, wherever it lies, behind one object.
+
+Why it exists: one body of tests judges the package, the solutions, a reader's exercises and every known wrong
+answer. A test asks the layer for names, constructs, calls, and reads attributes; since all that goes in and
+out is plain data, the same test can also judge a layer in another process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import minipaged
+from minipaged.chapters import Chapter
+from minipaged.course.expectation import Mismatch
+from minipaged.course.tasks import import_path
+
+PACKAGE = "minipaged"
+
+
+class Given:
+    """The rest of the engine: `given.BlockAllocator(8)`, or a module by name, `given("minipaged.config")`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(minipaged, name)
+
+    def __call__(self, module: str) -> ModuleType:
+        return importlib.import_module(module)
+
+
+class MissingName(Mismatch, AttributeError):
+    """A name that a file lacks: a reader's mistake, and to Python an attribute that isn't there."""
+
+
+class Layer:
+    """The names of one chapter's file as attributes, and `given`, the rest of the engine.
+
+    A name that the file lacks is a `Mismatch`, because it is the reader's mistake and not the test's.
+
+    >>> layer = load_layer(root, chapter, "exercises")
+    >>> pool = layer.BlockAllocator(4)
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self.given = Given()
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._module, name):
+            file = Path(str(self._module.__file__)).name
+            raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
+        return getattr(self._module, name)
+
+
+def subject_file(root: Path, chapter: Chapter, impl: str) -> Path:
+    """The file that `--impl` names: minipaged, solutions, exercises, or the path of a file or a folder."""
+    if impl == PACKAGE:
+        return Path(str(importlib.import_module(chapter.module).__file__))
+    path = root / impl if impl in ("solutions", "exercises") else Path(impl)
+    return path if path.suffix == ".py" else path / f"{chapter.file_stem}.py"
+
+
+def load_layer(root: Path, chapter: Chapter, impl: str) -> Layer:
+    """Import the subject, anew each time. `Mismatch` if it can't be: missing, or an error while it runs."""
+    file = subject_file(root, chapter, impl)
+    if impl == PACKAGE:
+        return Layer(importlib.import_module(chapter.module))
+    if not file.is_file():
+        raise Mismatch(f"import {file.name}", f"the file {file}", "no such file")
+    linecache.checkcache(str(file))
+    sys.dont_write_bytecode = True  # two edits within one second would otherwise run the first one's bytecode
+    try:
+        return Layer(import_path(file))
+    except Exception as error:
+        where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        came = f"{type(error).__name__}{where}: {error}"
+        raise Mismatch(f"import {file.name}", "a file that can be imported", came) from error
+
+
+class Log:
+    """A list that a subject can be given to write into, and that lives on the subject's side."""
+
+    def __init__(self) -> None:
+        self._entries: list[Any] = []
+
+    def append(self, entry: Any) -> None:
+        self._entries.append(entry)
+
+    def entries(self) -> list[Any]:
+        """What was appended, in order, as a new list."""
+        return list(self._entries)

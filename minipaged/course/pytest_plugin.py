@@ -1,0 +1,63 @@
+"""What pytest needs to know about graders: whom they judge (`--impl`), and which task a test belongs to.
+
+    pytest tests/test_ch03_block_allocator.py                      the package, as every other test
+    pytest tests/test_ch03_block_allocator.py --impl exercises     a reader's own file
+
+pyproject.toml loads it. What it leaves out: points and words for a reader (`grader.py`, `report.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minipaged.chapters import CHAPTERS, Chapter
+
+STEMS = {f"test_{chapter.file_stem}": chapter for chapter in CHAPTERS}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--impl", default="minipaged", metavar="minipaged|solutions|exercises|PATH",
+        help="whose layers the graders of the chapters judge (default: the package's)",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "task(number): the task of the chapter that this test judges")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A challenge goes beyond the engine, so the package has no answer to be judged."""
+    if config.getoption("--impl") != "minipaged":
+        return
+    for item in items:
+        number = task_number(item)
+        tasks = {task.number: task for task in getattr(getattr(item, "module", None), "TASKS", ())}
+        if number in tasks and tasks[number].is_challenge:
+            item.add_marker(
+                pytest.mark.skip(reason="a challenge beyond the engine; judged with --impl solutions")
+            )
+
+
+def task_number(item: pytest.Item) -> int | None:
+    """The task that a test belongs to; None for a test that is no grader's."""
+    marker = item.get_closest_marker("task")
+    return marker.args[0] if marker else None
+
+
+@pytest.fixture(scope="module")
+def layer(request: pytest.FixtureRequest) -> object:
+    """The subject under test; see `minipaged.course.layer`."""
+    from minipaged.course.layer import load_layer
+
+    chapter = chapter_of(Path(str(request.path)))
+    return load_layer(request.config.rootpath, chapter, request.config.getoption("--impl"))
+
+
+def chapter_of(file: Path) -> Chapter:
+    """The chapter whose grader a file is."""
+    if file.stem not in STEMS:
+        raise ValueError(f"the fixture `layer` is for graders; {file.name} is none")
+    return STEMS[file.stem]

@@ -1,0 +1,172 @@
+"""What a grader's run means to a reader: points per task, what is wrong and why, what to do next.
+
+What it leaves out: running it (`grader.py`) and colours; a report is lines of plain text, for a terminal and
+a notebook alike.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minipaged.chapters import Chapter
+from minipaged.course.grader import TestResult, run_grader
+from minipaged.course.tasks import Task, load_tasks
+
+WIDTH = 96
+MARKS = {"passed": "✓", "failed": "✗", "not written": "·", "waiting": "–", "skipped": " "}
+
+
+@dataclass
+class TaskReport:
+    """One task: its tests, and what they come to. All tests of a task pass, or it has no points."""
+
+    task: Task
+    results: list[TestResult] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """passed, failed, not written (its own stub was called), waiting (another task's stub) or skipped."""
+        outcomes = {result.outcome for result in self.results}
+        if not outcomes or outcomes & {"failed", "error"}:
+            return "failed"
+        if "missing" in outcomes:
+            return "waiting" if self.waits_for else "not written"
+        return "skipped" if "skipped" in outcomes else "passed"
+
+    @property
+    def waits_for(self) -> list[int]:
+        """The other tasks whose stubs its tests ran into; empty if its own is missing too."""
+        numbers = {_missing_task(result.message) for result in self.results if result.outcome == "missing"}
+        return [] if self.task.number in numbers else sorted(numbers)
+
+    @property
+    def points(self) -> int:
+        return self.task.points if self.status == "passed" else 0
+
+
+@dataclass
+class ChapterReport:
+    """One chapter: its tasks, and failures that belong to none (a file that can't be imported)."""
+
+    chapter: Chapter
+    tasks: list[TaskReport]
+
+    @property
+    def points(self) -> int:
+        return sum(task.points for task in self.tasks)
+
+    @property
+    def total(self) -> int:
+        return sum(task.task.points for task in self.tasks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every task but the challenges is passed."""
+        return all(task.status == "passed" for task in self.tasks if not task.task.is_challenge)
+
+    @property
+    def next_task(self) -> TaskReport | None:
+        """The task to work on: the first that isn't passed and doesn't wait for another."""
+        open_tasks = [task for task in self.tasks if task.status not in ("passed", "skipped")]
+        return next((task for task in open_tasks if task.status != "waiting"), None)
+
+
+def check_chapter(
+    root: Path, chapter: Chapter, impl: str = "exercises", task: int | None = None
+) -> ChapterReport:
+    """Run a chapter's grader and sort what it said by task. ValueError if there is no such task."""
+    tasks = load_tasks(root, chapter)
+    if task is not None and task not in [known.number for known in tasks]:
+        raise ValueError(
+            f"{chapter.key} has no task {task}; it has {', '.join(str(t.number) for t in tasks)}"
+        )
+    results = run_grader(root, chapter, impl, task)
+    return sort_results(chapter, [known for known in tasks if task in (None, known.number)], results)
+
+
+def sort_results(chapter: Chapter, tasks: list[Task], results: list[TestResult]) -> ChapterReport:
+    """Every result to its task. A task that no test judged, because the run broke off before, has failed."""
+    return ChapterReport(
+        chapter, [TaskReport(task, [r for r in results if r.task == task.number]) for task in tasks]
+    )
+
+
+def render(report: ChapterReport, root: Path) -> str:
+    """The report as text: a line per task, the first failure of each, and what to do next."""
+    head = f"{report.chapter.key}  {report.chapter.title}"
+    points = f"{report.points} of {report.total} points"
+    lines = [f"{head}{points:>{WIDTH - len(head)}}", ""]
+    shown: list[str] = []
+    for task in report.tasks:
+        lines += [_task_line(task)]
+        if task.status == "failed":
+            explanation = explain(task)
+            lines += [f"      {line}".rstrip() for line in explanation if explanation != shown]
+            shown = explanation
+    return "\n".join([*lines, "", *_what_next(report, root)])
+
+
+def explain(task: TaskReport) -> list[str]:
+    """What the first failing test of a task has to say, as lines."""
+    failing = [result for result in task.results if result.outcome in ("failed", "error")]
+    if not failing:
+        return ["no test judged it: the run broke off before"]
+    first, more = failing[0], len(failing) - 1
+    lines = [f"{first.title}:"]
+    lines += (
+        _explain_mismatch(first) if first.mismatch else ["  " + line for line in first.message.splitlines()]
+    )
+    if first.printed:
+        lines += ["your code printed:", *(f"  {line}" for line in first.printed.splitlines()[-20:])]
+    return [*lines, f"and {more} more test{'s' * (more > 1)} of this task"] if more else lines
+
+
+def _explain_mismatch(result: TestResult) -> list[str]:
+    mismatch = result.mismatch
+    lines = [f"  >>> {line}" for line in [*mismatch["history"], mismatch["operation"]]]
+    lines += _labelled("expected", mismatch["expected"]) + _labelled("got", mismatch["got"])
+    if mismatch["mistake"]:
+        lines += _labelled("known mistake", mismatch["mistake"])
+    drawings = [("before", "before"), ("expected after", "wanted"), ("yours after", "came")]
+    for title, key in drawings:
+        drawing = mismatch[key].splitlines()
+        lines += [f"  {title + ':' if number == 0 else '':<16}{line}" for number, line in enumerate(drawing)]
+    return lines
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    """A label and a text, wrapped so that it stays beside its label."""
+    wrapped = textwrap.wrap(text, WIDTH - 24, break_on_hyphens=False) or [""]
+    return [f"  {label + ':' if number == 0 else '':<16}{line}" for number, line in enumerate(wrapped)]
+
+
+def _task_line(report: TaskReport) -> str:
+    task, status = report.task, report.status
+    title = f"task {task.number} {'★' * task.stars:<3} {task.title}"
+    waiting = f"waits for task {', '.join(map(str, report.waits_for))}"
+    notes = {"waiting": waiting, "not written": "not written yet", "skipped": "skipped"}
+    result = notes.get(status, "")
+    return f"  {MARKS[status]} {title:<{WIDTH - 36}}{result:>20}{report.points:>5}/{task.points}"
+
+
+def _what_next(report: ChapterReport, root: Path) -> list[str]:
+    stem, key, task = report.chapter.file_stem, report.chapter.key, report.next_task
+    if task is None or (report.passed and task.status == "not written"):
+        lines = (
+            [f"Passed. Compare with solutions/{stem}.py:"] if (root / "solutions").is_dir() else ["Passed."]
+        )
+        compared = [task for task in report.tasks if task.status == "passed" and task.task.compare]
+        if len(lines[0]) > 7:
+            lines += [f"  task {task.task.number}: {task.task.compare}" for task in compared]
+        return lines
+    where = f"exercises/{stem}.py, task {task.task.number} (about {task.task.minutes} minutes)"
+    return [f"Next: {where}. A hint: minipaged hint {key} {task.task.number}"]
+
+
+def _missing_task(message: str) -> int:
+    """The task that a stub's message names; 0 if it names none."""
+    found = re.search(r"task (\d+)", message)
+    return int(found.group(1)) if found else 0
