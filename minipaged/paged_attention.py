@@ -2,13 +2,15 @@
 
 Why it exists: the kernels that came before read one contiguous run of K/V per sequence. Here a sequence's
 context is gathered through its block table, and one call serves prefills, decodes and chunks of a prompt
-together. What it leaves out: speed on a GPU (`minipaged.kernels`). It is the oracle of those kernels, and
-fast enough for a CPU. Chapter 05 (Kwon et al., SOSP'23, section 4.1).
+together. It comes twice: `paged_attention_reference` to read, `paged_attention` to run, fast enough for CPUs.
+Both are oracles of the GPU kernels. What it leaves out: those (`minipaged.kernels`). Chapter 05 (Kwon et al.,
+SOSP'23, section 4.1).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +73,65 @@ class KVCache:
             src, dst = (list(ids) for ids in zip(*copies, strict=True))
             self.k[:, dst] = other.k[:, src].to(self.k.device)
             self.v[:, dst] = other.v[:, src].to(self.v.device)
+
+
+def gather_context(cache: torch.Tensor, block_table: torch.Tensor, context_len: int) -> torch.Tensor:
+    """K or V of one sequence's first tokens, in order: [N, B, G, D] -> [context_len, G, D], a copy.
+
+    Block size 4, block_table [5, 2, …], context_len 6: the rows of block 5, then two rows of block 2.
+    """
+    positions = torch.arange(context_len, device=cache.device)
+    block_size = cache.shape[1]
+    return cache[block_table[positions // block_size], positions % block_size]
+
+
+def causal_mask(query_len: int, context_len: int) -> torch.Tensor:
+    """Who sees whom: [Q, K] of bool, True where the i-th of the Q newest tokens may look at position k.
+
+    2 new tokens of 4: the first stands at position 2 and sees 0, 1, 2; the second sees all four.
+    """
+    query_positions = torch.arange(context_len - query_len, context_len)
+    return torch.arange(context_len) <= query_positions[:, None]
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of one sequence's newest tokens, q [Q, H, D], to its context, k and v [K, G, D].
+
+    Query head h uses KV head h // (H / G). Computed in fp32, returned in q's dtype: [Q, H, D].
+    """
+    (Q, H, D), (K, G, _) = q.shape, k.shape
+    queries = q.float().reshape(Q, G, H // G, D)  # the H / G heads of a group read one K/V head, once
+    scores = torch.einsum("qgrd,kgd->grqk", queries, k.float()) * scale
+    scores = scores.masked_fill(~causal_mask(Q, K).to(q.device), float("-inf"))
+    weights = scores.softmax(dim=-1)
+    return torch.einsum("grqk,kgd->qgrd", weights, v.float()).reshape(Q, H, D).to(q.dtype)
+
+
+def paged_attention_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+    plan: object = None,
+) -> torch.Tensor:
+    """The readable twin of `paged_attention`: same arguments, same result, one sequence after another.
+
+    `plan` is what the fast one has prepared; it is not used.
+    """
+    out = torch.zeros_like(q)
+    for seq, (start, end) in enumerate(pairwise(query_start_loc.tolist())):
+        query_len, context_len = end - start, int(context_lens[seq])
+        if context_len == 0 or query_len == 0:
+            continue
+        if query_len > context_len:
+            raise ValueError(f"sequence {seq} has {query_len} new tokens, but a context of {context_len}")
+        k = gather_context(k_cache, block_tables[seq], context_len)
+        v = gather_context(v_cache, block_tables[seq], context_len)
+        out[start:end] = attend(q[start:end], k, v, scale)
+    return out
 
 
 @dataclass(frozen=True)
