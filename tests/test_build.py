@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,23 +40,28 @@ plt.plot([3, 1, 2])
 
 
 def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BUILD), "--notebooks", str(folder), *arguments]
+    command = [sys.executable, str(BUILD), "--root", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def write_source(folder: Path, stem: str, text: str) -> None:
-    (folder / "source").mkdir(exist_ok=True)
-    (folder / "source" / f"{stem}.py").write_text(text)
+    source = folder / "notebooks" / "source" / f"{stem}.py"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(text)
+
+
+def notebook(folder: Path, stem: str) -> Path:
+    return folder / "notebooks" / f"{stem}.ipynb"
 
 
 def cells(folder: Path, stem: str) -> list[nbformat.NotebookNode]:
-    return nbformat.read(folder / f"{stem}.ipynb", as_version=4).cells
+    return nbformat.read(notebook(folder, stem), as_version=4).cells
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one built lesson; tests that change it take a copy of their own."""
-    folder = tmp_path_factory.mktemp("notebooks")
+    folder = tmp_path_factory.mktemp("course")
     write_source(folder, "ch00_lesson", LESSON)
     done = build(folder)
     assert done.stdout == "ch00_lesson: built\n" and done.returncode == 0, done.stderr
@@ -63,25 +70,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lesson(built: Path, tmp_path: Path) -> Path:
-    (tmp_path / "ch00_lesson.ipynb").write_bytes((built / "ch00_lesson.ipynb").read_bytes())
     write_source(tmp_path, "ch00_lesson", LESSON)
+    shutil.copy(notebook(built, "ch00_lesson"), notebook(tmp_path, "ch00_lesson"))
     return tmp_path
 
 
 def test_a_notebook_is_valid_executed_and_records_nothing_of_the_run(built: Path) -> None:
-    notebook = nbformat.read(built / "ch00_lesson.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    assert [cell.cell_type for cell in notebook.cells] == ["markdown", "code", "code", "code"]
-    assert notebook.cells[2].outputs[0].text == "one\ntwo\n"
-    assert notebook.metadata.language_info == {"name": "python"}
-    assert [cell.metadata for cell in notebook.cells] == [{}, {}, {}, {"tags": ["timing"]}]
+    lesson = nbformat.read(notebook(built, "ch00_lesson"), as_version=4)
+    nbformat.validate(lesson)
+    assert [cell.cell_type for cell in lesson.cells] == ["markdown", "code", "code", "code"]
+    assert lesson.cells[2].outputs[0].text == "one\ntwo\n"
+    assert lesson.metadata.language_info == {"name": "python"}
+    assert [cell.metadata for cell in lesson.cells] == [{}, {}, {}, {"tags": ["timing"]}]
 
 
 def test_an_unchanged_lesson_is_up_to_date_although_it_holds_a_timing(lesson: Path) -> None:
-    before = (lesson / "ch00_lesson.ipynb").read_bytes()
+    before = notebook(lesson, "ch00_lesson").read_bytes()
     done = build(lesson)
     assert done.stdout == "ch00_lesson: up to date\n" and done.returncode == 0
-    assert (lesson / "ch00_lesson.ipynb").read_bytes() == before
+    assert notebook(lesson, "ch00_lesson").read_bytes() == before
 
 
 def test_measure_takes_timings_anew_and_changes_nothing_else(lesson: Path) -> None:
@@ -93,13 +100,13 @@ def test_measure_takes_timings_anew_and_changes_nothing_else(lesson: Path) -> No
 
 
 def test_check_names_the_stale_notebook_shows_the_change_and_writes_nothing(lesson: Path) -> None:
-    before = (lesson / "ch00_lesson.ipynb").read_bytes()
+    before = notebook(lesson, "ch00_lesson").read_bytes()
     write_source(lesson, "ch00_lesson", LESSON.replace("two", "three"))
     done = build(lesson, "--check")
     assert done.returncode == 1
     assert "ch00_lesson: STALE" in done.stdout and "python tools/build.py ch00" in done.stdout
     assert '-      "two\\n"' in done.stdout and '+      "three\\n"' in done.stdout
-    assert (lesson / "ch00_lesson.ipynb").read_bytes() == before
+    assert notebook(lesson, "ch00_lesson").read_bytes() == before
 
 
 def test_a_new_cell_leaves_the_ids_of_the_others_alone(lesson: Path) -> None:
@@ -124,7 +131,7 @@ def test_pictures_carry_no_version_or_time_and_are_still_pictures(tmp_path: Path
 def test_a_cell_that_fails_fails_the_build_and_is_shown(tmp_path: Path) -> None:
     write_source(tmp_path, "ch02_broken", "# %%\nblocks = 3\n\n# %%\nblocks // 0\n")
     done = build(tmp_path)
-    assert done.returncode == 1 and not (tmp_path / "ch02_broken.ipynb").exists()
+    assert done.returncode == 1 and not notebook(tmp_path, "ch02_broken").exists()
     assert (
         "ch02_broken" in done.stderr and "blocks // 0" in done.stderr and "ZeroDivisionError" in done.stderr
     )
@@ -146,6 +153,10 @@ def test_only_the_chapters_named_are_built_and_an_unknown_one_is_an_error(tmp_pa
     )
 
 
-def test_the_notebooks_of_the_course_are_up_to_date(real_model: Path) -> None:
+@pytest.mark.skipif(
+    os.environ.get("MINIPAGED_CHECK_BUILT") != "1",
+    reason="a reader may change a notebook or an exercise; `make check` and CI ask if they are up to date",
+)
+def test_what_is_built_is_up_to_date(real_model: Path) -> None:
     done = subprocess.run([sys.executable, str(BUILD), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

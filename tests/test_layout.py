@@ -33,7 +33,7 @@ def test_chapters_are_numbered_from_0_to_14_without_a_gap() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["notebooks/*.ipynb", "notebooks/source/*.py", "exercises/*.py", "solutions/*.py"],
+    ["notebooks/source/*.py", "exercises/originals/*.py", "solutions/*.py", "tests/answers/*.py"],
 )
 def test_a_course_folder_holds_nothing_but_chapters(pattern: str) -> None:
     assert stems(pattern) <= FILE_STEMS
@@ -43,12 +43,15 @@ def test_every_grader_belongs_to_a_chapter() -> None:
     assert {stem.removeprefix("test_") for stem in stems("tests/test_ch[0-9]*.py")} <= FILE_STEMS
 
 
-def test_every_notebook_has_a_source_and_every_source_its_notebook() -> None:
-    assert stems("notebooks/*.ipynb") == stems("notebooks/source/*.py")
+def test_every_source_has_its_notebook() -> None:
+    assert stems("notebooks/source/*.py") <= stems("notebooks/*.ipynb")
 
 
-def test_every_exercise_has_a_solution_and_every_solution_its_exercise() -> None:
-    assert stems("exercises/*.py") == stems("solutions/*.py")
+def test_exercises_solutions_graders_and_answers_are_of_the_same_chapters() -> None:
+    graders = {stem.removeprefix("test_") for stem in stems("tests/test_ch[0-9]*.py")}
+    assert stems("exercises/originals/*.py") == stems("solutions/*.py") == graders
+    assert stems("tests/answers/*.py") == graders
+    assert graders <= stems("exercises/*.py")
 
 
 def test_the_course_has_a_start() -> None:

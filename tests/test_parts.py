@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minipaged.block_allocator import BlockAllocator
 from minipaged.block_table import BlockTable
 from minipaged.chapters import CHAPTERS
 from minipaged.copy_on_write import CopyOnWrite
+from minipaged.kv_memory import num_blocks_for
+from minipaged.llm import LLM
 from minipaged.paged_attention import KVCache, paged_attention
 from minipaged.params import SamplingParams
 from minipaged.parts import Parts, load_parts
@@ -95,7 +98,19 @@ def test_the_engine_runs_on_the_parts_it_is_given_and_gives_the_same_output():
         return [[branch.token_ids for branch in outputs[name].outputs] for name in "ab"]
 
     assert run(Parts(**replaced)) == run(None)
-    assert set(calls) == {field.name for field in fields(Parts)}
+    assert set(calls) == {field.name for field in fields(Parts)} - {"num_blocks_for"}
+
+
+def test_the_pool_is_sized_by_the_part_that_is_given():
+    asked = []
+
+    def one_block_less(budget_bytes: int, block_size: int, config: Any, dtype: torch.dtype) -> int:
+        asked.append((budget_bytes, block_size))
+        return num_blocks_for(budget_bytes, block_size, config, dtype) - 1
+
+    own = LLM("tiny", kv_cache_memory_bytes=2**20).engine.stats().num_blocks
+    llm = LLM("tiny", kv_cache_memory_bytes=2**20, parts=Parts(num_blocks_for=one_block_less))
+    assert asked == [(2**20, 16)] and llm.engine.stats().num_blocks == own - 1
 
 
 def test_a_chapter_is_taken_from_the_folder_and_the_rest_from_the_package(tmp_path: Path):

@@ -57,8 +57,9 @@ def main() -> int:
     """Build or check what the command line names; 1 if something is stale or can't be built."""
     arguments = _parser().parse_args()
     try:
-        stale_exercises = update_exercises(arguments.chapters, arguments.check)
-        sources = [] if arguments.exercises else find_sources(arguments.notebooks, arguments.chapters)
+        stale_exercises = update_exercises(arguments.root, arguments.chapters, arguments.check)
+        notebooks = arguments.root / "notebooks"
+        sources = [] if arguments.exercises else find_sources(notebooks, arguments.chapters)
         changed = [path for path in sources if update(path, arguments.check, arguments.measure)]
     except (BuildError, MarkerError) as error:
         print(error, file=sys.stderr)
@@ -76,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a notebook is stale")
     parser.add_argument("--measure", action="store_true", help="run the timing cells anew")
     parser.add_argument("--exercises", action="store_true", help="only the exercises, no notebooks")
-    parser.add_argument(
-        "--notebooks", type=Path, default=ROOT / "notebooks", help="the folder that has source/"
-    )
+    parser.add_argument("--root", type=Path, default=ROOT, help="the course's folder")
     return parser
 
 
@@ -91,15 +90,15 @@ def find_sources(notebooks: Path, chapters: list[str]) -> list[Path]:
     return [path for path in sources if not chapters or path.stem.split("_")[0] in chapters]
 
 
-def update_exercises(keys: list[str], check: bool) -> list[Path]:
+def update_exercises(root: Path, keys: list[str], check: bool) -> list[Path]:
     """Write the exercises of the chapters named, or of all, unless `check`; returns the stale ones."""
     stale = []
-    for chapter in graded_chapters(ROOT):
-        solution = ROOT / "solutions" / f"{chapter.file_stem}.py"
+    for chapter in graded_chapters(root):
+        solution = root / "solutions" / f"{chapter.file_stem}.py"
         if (keys and chapter.key not in keys) or not solution.exists():
             continue
-        stub = make_stub(solution.read_text(encoding="utf-8"), chapter.file_stem, load_tasks(ROOT, chapter))
-        if update_exercise(ROOT / "exercises" / solution.name, stub, check):
+        stub = make_stub(solution.read_text(encoding="utf-8"), chapter.file_stem, load_tasks(root, chapter))
+        if update_exercise(root / "exercises" / solution.name, stub, check):
             stale.append(solution)
     return stale
 

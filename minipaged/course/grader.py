@@ -54,6 +54,10 @@ class TestResult:
         """The test's name as words: "freeing twice is an error and changes nothing"."""
         return self.name.split("[")[0].removeprefix("test_").replace("_", " ")
 
+    def says_the_same_as(self, other: TestResult) -> bool:
+        """Whether two tests failed in the very same way, as all do if a file can't be imported."""
+        return (self.message, self.mismatch) == (other.message, other.mismatch)
+
 
 def run_grader(
     root: Path, chapter: Chapter, impl: str, task: int | None = None, timeout_s: float = TIMEOUT_S

@@ -43,6 +43,14 @@ class TaskReport:
         return [] if self.task.number in numbers else sorted(numbers)
 
     @property
+    def failures(self) -> list[TestResult]:
+        return [result for result in self.results if result.outcome in ("failed", "error")]
+
+    @property
+    def first_failure(self) -> TestResult | None:
+        return self.failures[0] if self.failures else None
+
+    @property
     def points(self) -> int:
         return self.task.points if self.status == "passed" else 0
 
@@ -99,26 +107,26 @@ def render(report: ChapterReport, root: Path) -> str:
     head = f"{report.chapter.key}  {report.chapter.title}"
     points = f"{report.points} of {report.total} points"
     lines = [f"{head}{points:>{WIDTH - len(head)}}", ""]
-    shown: list[str] = []
+    shown: list[TestResult] = []
     for task in report.tasks:
         lines += [_task_line(task)]
-        if task.status == "failed":
-            explanation = explain(task)
-            lines += [f"      {line}".rstrip() for line in explanation if explanation != shown]
-            shown = explanation
+        first = task.first_failure
+        if task.status == "failed" and not (first and any(first.says_the_same_as(other) for other in shown)):
+            lines += [f"      {line}".rstrip() for line in explain(task)]
+            shown += [first] if first else []
     return "\n".join([*lines, "", *_what_next(report, root)])
 
 
 def explain(task: TaskReport) -> list[str]:
     """What the first failing test of a task has to say, as lines."""
-    failing = [result for result in task.results if result.outcome in ("failed", "error")]
-    if not failing:
+    first, more = task.first_failure, len(task.failures) - 1
+    if first is None:
         return ["no test judged it: the run broke off before"]
-    first, more = failing[0], len(failing) - 1
     lines = [f"{first.title}:"]
-    lines += (
-        _explain_mismatch(first) if first.mismatch else ["  " + line for line in first.message.splitlines()]
-    )
+    if first.mismatch:
+        lines += _explain_mismatch(first)
+    else:
+        lines += [f"  {line}" for line in first.message.splitlines()]
     if first.printed:
         lines += ["your code printed:", *(f"  {line}" for line in first.printed.splitlines()[-20:])]
     return [*lines, f"and {more} more test{'s' * (more > 1)} of this task"] if more else lines

@@ -54,7 +54,8 @@ def _check_markers(text: str, file_stem: str) -> None:
     """BEGIN and END must take turns."""
     markers = list(_MARKER.finditer(text))
     for index, marker in enumerate(markers):
-        if marker[1] != ("BEGIN", "END")[index % 2] or len(markers) % 2:
+        is_alone = index == len(markers) - 1 and marker[1] == "BEGIN"
+        if is_alone or marker[1] != ("BEGIN", "END")[index % 2]:
             line = text.count("\n", 0, marker.start()) + 1
             raise MarkerError(f"{file_stem}, line {line}: BEGIN and END SOLUTION must come in pairs")
 
