@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -305,6 +306,23 @@ def test_check_gives_points_and_remembers_them(reader: Path) -> None:
     assert f"Compare with solutions/{CH03.file_stem}.py" in done.stdout
     assert Progress.load(reader).of("ch03") == 100
     assert "ch03 ####################  100/100" in done.stdout
+
+
+def test_watch_checks_again_when_the_file_is_saved(reader: Path) -> None:
+    exercise = reader / "exercises" / f"{CH03.file_stem}.py"
+    command = [sys.executable, "-u", "-m", "minipaged", "check", "ch03", "--task", "1", "--watch"]
+    with subprocess.Popen(
+        command, cwd=reader, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
+        assert watching.stdout is not None
+        seen = [next(line for line in watching.stdout if "task 1" in line)]
+        exercise.write_text(solution_of(CH03))
+        next(line for line in watching.stdout if "watching" in line)
+        seen.append(next(line for line in watching.stdout if "task 1" in line))
+        watching.send_signal(signal.SIGINT)
+        _, stderr = watching.communicate()
+    assert "not written yet" in seen[0] and "10/10" in seen[1]
+    assert watching.returncode == 130, stderr
 
 
 def test_hints_come_one_at_a_time(reader: Path) -> None:
