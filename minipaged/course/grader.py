@@ -66,11 +66,12 @@ def run_grader(
     after it."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
-        arguments = [str(root), chapter.key, impl, str(results), str(task or 0)]
+        subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
+        arguments = [str(root), chapter.key, subject, str(results), str(task or 0)]
         child = subprocess.Popen(
             [sys.executable, "-m", "minipaged.course.grader", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True, env=os.environ | ENVIRONMENT,
+            text=True, errors="replace", start_new_session=True, cwd=root, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         try:
             output, _ = child.communicate(timeout=timeout_s)

@@ -25,6 +25,7 @@ PROMPTS = (
     "To make a good soup, first",
     "Once upon a time there was a small computer that",
 )
+MAX_TEXT = 90  # characters of an answer that are printed
 POOL_TOKENS, BLOCK_SIZE, OUTPUT_TOKENS = 64, 4, 24
 
 
@@ -70,14 +71,16 @@ def serve_with(*chapters: str, folder: str = "exercises") -> None:
     else:
         _compare(names, got, expected, preemptions)
     for prompt, token_ids in zip(PROMPTS, got, strict=True):
-        print(f"  {prompt} …{llm.tokenizer.decode(token_ids)!r}")
+        text = " ".join(f"{prompt}{llm.tokenizer.decode(token_ids)}".split())
+        print(f"  {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' …'}")
 
 
 def machine_note() -> str:
     """Today and this machine, for beside a measurement: "2026-11-29, AMD EPYC, 2 threads"."""
     import torch
 
-    return f"{date.today()}, {_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{date.today()}, {_processor()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _serve(llm: LLM, parts: Parts, pool_tokens: int) -> tuple[list[list[int]], int]:

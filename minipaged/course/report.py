@@ -72,8 +72,9 @@ class ChapterReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every task but the challenges is passed."""
-        return all(task.status == "passed" for task in self.tasks if not task.task.is_challenge)
+        """Whether every task is passed; of several, the challenges may be left out."""
+        needed = [task for task in self.tasks if not task.task.is_challenge] or self.tasks
+        return all(task.status in ("passed", "skipped") for task in needed)
 
     @property
     def next_task(self) -> TaskReport | None:
@@ -161,17 +162,23 @@ def _task_line(report: TaskReport) -> str:
 
 
 def _what_next(report: ChapterReport, root: Path) -> list[str]:
-    stem, key, task = report.chapter.file_stem, report.chapter.key, report.next_task
-    if task is None or (report.passed and task.status == "not written"):
-        lines = (
-            [f"Passed. Compare with solutions/{stem}.py:"] if (root / "solutions").is_dir() else ["Passed."]
-        )
-        compared = [task for task in report.tasks if task.status == "passed" and task.task.compare]
-        if len(lines[0]) > 7:
-            lines += [f"  task {task.task.number}: {task.task.compare}" for task in compared]
-        return lines
-    where = f"exercises/{stem}.py, task {task.task.number} (about {task.task.minutes} minutes)"
-    return [f"Next: {where}. A hint: minipaged hint {key} {task.task.number}"]
+    """Which task to work on, and what to compare once the chapter, or the task asked for, has passed."""
+    stem, key, todo = report.chapter.file_stem, report.chapter.key, report.next_task
+    passed = [task.task for task in report.tasks if task.status == "passed"]
+    lines = []
+    if report.passed and passed:
+        lines.append("Passed.")
+        if (root / "solutions" / f"{stem}.py").is_file():
+            lines[0] += f" Compare with solutions/{stem}.py:"
+            lines += [f"  task {task.number}: {task.compare}" for task in passed]
+    if todo is not None:
+        what = "A challenge" if report.passed and todo.task.is_challenge else "Next"
+        where = f"exercises/{stem}.py, task {todo.task.number} (about {todo.task.minutes} minutes)"
+        lines.append(f"{what}: {where}. A hint: minipaged hint {key} {todo.task.number}")
+    elif not report.passed:
+        first = min(number for task in report.tasks for number in task.waits_for)
+        lines.append(f"Next: exercises/{stem}.py, task {first}, which this one needs.")
+    return lines
 
 
 def _missing_task(message: str) -> int:
