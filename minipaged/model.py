@@ -9,6 +9,7 @@ any parallelism beyond what the matrix products do.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.linear import Linear, padded_rows
 from minipaged.paged_attention import KVCache, plan_attention
-from minipaged.weights import checked
+from minipaged.weights import checked, expected_shapes
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,32 @@ class Llama:
     ) -> None:
         """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a
         `ModelError`."""
-        tensors = {name: tensor.to(device, dtype) for name, tensor in checked(config, weights)}
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        tensors, layers = self._read(weights)
         self.embedding = tensors.pop("model.embed_tokens.weight")
         self.lm_head = Linear(self.embedding if config.tie_word_embeddings else tensors.pop("lm_head.weight"))
         self.norm = tensors.pop("model.norm.weight")
-        self.layers = [_take_layer(tensors, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self.layers = [layers[f"model.layers.{i}."] for i in range(config.num_layers)]
         self.inv_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+
+    def _read(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Layer]]:
+        """The tensors outside the layers by name, and the layers by prefix ("model.layers.0.").
+
+        A layer is built as soon as its last tensor is there, so that its weights are laid out anew before the
+        next layer's are read: memory is freed and used again instead of being cut into pieces.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        layers: dict[str, Layer] = {}
+        missing = Counter(map(_layer_prefix, expected_shapes(self.config)))
+        for name, tensor in checked(self.config, weights):
+            tensors[name] = tensor.to(self.device, self.dtype)
+            prefix = _layer_prefix(name)
+            missing[prefix] -= 1
+            if prefix and not missing[prefix]:
+                layers[prefix] = _take_layer(tensors, prefix)
+        return tensors, layers
 
     @torch.inference_mode()
     def forward(
@@ -120,6 +140,11 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((periods - low) / (high - low)).clamp(0, 1)  # 0: slow waves, slowed by factor; 1: fast ones, kept
     return inv_freq * (keep + (1 - keep) / scaling.factor)
+
+
+def _layer_prefix(name: str) -> str:
+    """model.layers.7.mlp.up_proj.weight -> "model.layers.7.", and "" for what belongs to no layer."""
+    return ".".join([*name.split(".")[:3], ""]) if name.startswith("model.layers.") else ""
 
 
 def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> Layer:
