@@ -105,7 +105,7 @@ def draw_shares(bars: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 0.36 * len(bars) + 1.15))
     height = figure.get_figheight()
-    axes = figure.add_axes((0.3, 0.45 / height, 0.68, (height - 1.1) / height))
+    axes = figure.add_axes((0.3, 0.45 / height, 0.67, (height - 1.1) / height))
     axes.set(xlim=(0, 1), ylim=(len(bars) - 0.45, -0.55))
     axes.spines[["right", "top"]].set_visible(False)
     axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
@@ -172,7 +172,13 @@ def _legend(axes: Axes, kinds: Sequence[str]) -> None:
 def _describe_rows(num_slots: int, rows: Sequence[tuple[str, Layout, Sequence[Hole]]], needed: int) -> str:
     parts = []
     for label, layout, holes in rows:
-        sizes = ", ".join(f"{size:,}" for _, size in holes) or "none"
-        parts.append(f"{label}: {len(layout)} reservations, holes of {sizes}")
+        sizes = ", ".join(f"{size:,}" for _, size in holes)
+        used = sum(num_tokens for _, _, num_tokens, _ in layout)
+        to_come = sum(min(final_len, size) - num_tokens for _, size, num_tokens, final_len in layout)
+        never = sum(size for _, size, _, _ in layout) - used - to_come
+        kinds = f"{used:,} slots hold a token, {to_come:,} will, {never:,} never"
+        parts.append(
+            f"{label}: reservations: {len(layout)} ({kinds})" + (f", holes of {sizes}" if holes else "")
+        )
     waits = f" A request for {needed:,} slots waits." if needed else ""
     return f"{num_slots:,} slots in a row. " + "; ".join(parts) + "." + waits

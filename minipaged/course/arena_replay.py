@@ -186,10 +186,11 @@ def replay_policy(policy: str, arena: Arena, trace: Sequence[TraceRow] | None = 
 
 def traditional_score(name: str, replay: ArenaReplay) -> Score:
     """What a replay was measured to waste, as a column of the scorecard."""
-    shares, num_rows = replay.shares(), len(replay.trace)
-    growth = f"impossible; {replay.num_refused / num_rows:.1%} refused"
+    shares = replay.shares()
+    growth = f"impossible; {100 * replay.num_refused / len(replay.trace):.1f} % refused"
     if replay.num_outgrown:
-        growth = f"{replay.num_cut_short / num_rows:.0%} cut short, {replay.moved_tokens:,} tokens moved"
+        cut_short = 100 * replay.num_cut_short / replay.num_admitted
+        growth = f"{cut_short:.0f} % cut short, {replay.moved_tokens:,} tokens moved"
     return Score(name, shares["reserved"], shares["internal"], shares["external"], growth, "none")
 
 
