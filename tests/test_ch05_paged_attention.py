@@ -408,9 +408,19 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.task(2)
-@settings(max_examples=30)
-@given(operations=st.lists(OPERATIONS, max_size=6))
-def test_any_history_of_writes_and_copies(layer: Layer, operations: list[tuple[Any, ...]]) -> None:
+def test_any_history_of_writes_and_copies(layer: Layer) -> None:
+    run_history(layer, [("write", 0, [3], 3), ("copy", 0, {0: 1}, 0)])  # a stub ends here, unshrunk
+
+    @settings(max_examples=30)
+    @given(operations=st.lists(OPERATIONS, max_size=6))
+    def holds_for(operations: list[tuple[Any, ...]]) -> None:
+        run_history(layer, operations)
+
+    holds_for()
+
+
+def run_history(layer: Layer, operations: list[tuple[Any, ...]]) -> None:
+    """Writes and copies, on the layer and on its model."""
     cache, model = filled_cache(layer), ModelCache()
     replay = Replay(
         "cache = KVCache(…), 4 blocks of 2 tokens, filled", lambda: blocks_of(cache), model.state,
@@ -704,14 +714,17 @@ def batches(draw: st.DrawFn) -> tuple[Sequences, int, tuple[int, int]]:
 
 
 @pytest.mark.task(6)
-@settings(max_examples=30)
-@given(batch=batches())
-def test_any_batch_equals_dense_attention(
-    layer: Layer, batch: tuple[Sequences, int, tuple[int, int]]
-) -> None:
-    sequences, block_size, heads = batch
-    # No names of mistakes here: shrinking would compute them over and over.
-    check_paged(layer, "paged_attention", sequences, block_size, heads, mistakes=())
+def test_any_batch_equals_dense_attention(layer: Layer) -> None:
+    check_paged(layer, "paged_attention", [(2, 3)])  # a stub ends here, unshrunk
+
+    @settings(max_examples=30)
+    @given(batch=batches())
+    def holds_for(batch: tuple[Sequences, int, tuple[int, int]]) -> None:
+        sequences, block_size, heads = batch
+        # No names of mistakes here: shrinking would compute them over and over.
+        check_paged(layer, "paged_attention", sequences, block_size, heads, mistakes=())
+
+    holds_for()
 
 
 # -- task 7: the challenge ---------------------------------------------------------------------------
