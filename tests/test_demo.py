@@ -11,7 +11,7 @@ from rich.console import Console
 
 from minipaged import LLM, check_invariants
 from minipaged.cli import main
-from minipaged.cli.demo import Show, compare, draw, runs
+from minipaged.cli.demo import compare, draw, new_recorder, runs
 
 RIGHT_BUT_DIFFERENT = """
 from minipaged import block_allocator
@@ -76,33 +76,31 @@ def test_the_real_model_shows_them_all_too(real_model: Path) -> None:
 
 
 def test_the_owners_shown_are_the_reference_counts(llm: LLM) -> None:
-    show = Show(llm, None, 8, swap=False)
-    while show.step():
-        check_invariants(show.engine)
-        owners, allocator = show.owners(), show.engine.memory.allocator
-        assert [len(owners.get(block_id, "")) for block_id in range(allocator.num_blocks)] == [
-            allocator.ref_count(block_id) for block_id in range(allocator.num_blocks)
-        ]
-    assert show.owners() == {}
+    recorder = new_recorder(llm, None, 8, swap=False)
+    while frame := recorder.step():
+        check_invariants(recorder.engine)
+        allocator = recorder.engine.memory.allocator
+        counts = [len(frame.owners.get(block_id, [])) for block_id in range(frame.num_blocks)]
+        assert counts == [allocator.ref_count(block_id) for block_id in range(allocator.num_blocks)]
+    assert recorder.frames[-1].owners == {}
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
 def test_every_frame_fits_its_terminal(width: int, llm: LLM) -> None:
-    show, console = Show(llm, None, 8, swap=False), Console(width=width)
-    while show.step():
-        lines = console.render_lines(draw(show, width, recent=5), pad=False)
+    recorder, console = new_recorder(llm, None, 8, swap=False), Console(width=width)
+    while recorder.step():
+        lines = console.render_lines(draw(recorder.frames, width, recent=5), pad=False)
         assert max(sum(segment.cell_length for segment in line) for line in lines) <= width
 
 
 def test_a_free_block_that_can_still_be_found_shows_whose_it_was(llm: LLM) -> None:
-    show, console = Show(llm, 200, 8, swap=False), Console(width=400, no_color=True)
-    while show.step():
-        pass
+    recorder, console = new_recorder(llm, 200, 8, swap=False), Console(width=400, no_color=True)
+    frames = recorder.run()
     with console.capture() as capture:
-        console.print(draw(show, 400, recent=1))
+        console.print(draw(frames, 400, recent=1))
     cells = "".join(re.findall(r"^ +\d+  ([a-eA-E· ]+)$", capture.get(), re.MULTILINE)).split()
     assert set(cells) == {"a", "b", "c", "d", "e", "·"}
-    assert len(cells) - cells.count("·") == show.engine.stats().blocks_cached
+    assert len(cells) - cells.count("·") == recorder.engine.stats().blocks_cached
 
 
 def test_block_ids_keep_their_order_when_runs_are_joined() -> None:
@@ -111,12 +109,14 @@ def test_block_ids_keep_their_order_when_runs_are_joined() -> None:
 
 
 def test_a_tight_pool_a_roomy_one_and_swapping_give_the_same_texts(llm: LLM) -> None:
-    shows = [Show(llm, None, 8, swap=False), Show(llm, 500, 8, swap=False), Show(llm, None, 8, swap=True)]
-    for show in shows:
-        while show.step():
-            pass
-    assert [compare(shows[0], show) for show in shows] == [0, 0, 0]
-    assert [show.engine.stats().preemptions > 0 for show in shows] == [True, False, True]
+    tight, roomy, swapping = (
+        new_recorder(llm, num_blocks, 8, swap)
+        for num_blocks, swap in ((None, False), (500, False), (None, True))
+    )
+    recorders = [tight, roomy, swapping]
+    frames = [recorder.run() for recorder in recorders]
+    assert [compare(tight, recorder) for recorder in recorders] == [0, 0, 0]
+    assert [run[-1].preemptions > 0 for run in frames] == [True, False, True]
 
 
 def test_steps_ends_the_demo_early() -> None:

@@ -44,6 +44,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "NO_COLOR": "1", "COLUMNS": "100"}
+ENVIRONMENT["MINIPAGED_STATIC"] = "1"  # stills, not widgets: see minipaged/player.py
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 CELL_TIMEOUT_S = 600
 DIFF_LINES = 20
