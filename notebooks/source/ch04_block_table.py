@@ -293,8 +293,9 @@ print(f"the worst waste of any sequence at any time: {replay.worst_tail} slots")
 
 # %% [markdown]
 # **Explain.** More than three times as many, in the same bytes. The paper's Figure 2 has 96.3 % for vLLM,
-# on another trace, where the best of the traditional ways has 38.2 %. Free blocks are not lost: they are too few for the long prompt at the head of the queue, and the running sequences will grow into
-# them. There is no *external* fragmentation, because no free block is too small for anybody.
+# on another trace, where the best of the traditional ways has 38.2 %. Free blocks are not lost: they are
+# too few for the long prompt at the head of the queue, and the running sequences will grow into them.
+# There is no *external* fragmentation, because no free block is too small for anybody.
 #
 # And the price? Nobody's memory is reserved, so it may run out on the way. Then the request that came
 # last is *preempted*: it gives everything back, waits, and is computed again.
