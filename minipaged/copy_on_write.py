@@ -51,3 +51,17 @@ class CopyOnWrite:
         self.allocator.free(src)
         block_ids[index] = dst
         return src, dst
+
+
+def blocks_saved(n: int, prompt_len: int, output_len: int, block_size: int) -> int:
+    """How many blocks `n` samples of one prompt save by sharing, when each has `output_len` tokens of its
+    own.
+
+    Of the n · ceil((prompt_len + output_len) / block_size) blocks that they would hold without sharing, n - 1
+    times those that the prompt fills; until somebody writes (output_len 0), also its last, half-full one.
+
+    Example, in blocks of 16: 4 samples of 40 tokens save 3 · 2 blocks with any output, and 3 · 3 without.
+    """
+    full = prompt_len // block_size
+    is_tail_shared = output_len == 0 and prompt_len % block_size > 0
+    return (n - 1) * (full + is_tail_shared)
