@@ -97,15 +97,11 @@ class ArenaReplay:
         self._admit()
         step = len(self.moments)
         sequences = [(one.size, one.num_tokens, one.final_len) for one in self.running]
-        keeps_layout = self.layout_every > 0 and step % self.layout_every == 0
-        layout = tuple((one.start, *parts) for one, parts in zip(self.running, sequences, strict=True))
-        moment = Moment(
-            step,
-            account(sequences, self.arena.holes(), self._needed),
-            len(self.running),
-            self._needed,
-            layout if keeps_layout else (),
-        )
+        layout: tuple[tuple[int, int, int, int], ...] = ()
+        if self.layout_every > 0 and step % self.layout_every == 0:
+            layout = tuple((one.start, *parts) for one, parts in zip(self.running, sequences, strict=True))
+        now = account(sequences, self.arena.holes(), self._needed)
+        moment = Moment(step, now, len(self.running), self._needed, layout)
         self.moments.append(moment)
         return moment
 
