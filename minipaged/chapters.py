@@ -46,7 +46,7 @@ class Chapter:
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(0, "start", "Start here"),
     Chapter(1, "kv_memory", "The KV cache and its price", ("num_blocks_for",)),
-    Chapter(2, "contiguous", "Contiguous allocation and its waste"),
+    Chapter(2, "contiguous", "Contiguous allocation and its waste", ("block_allocator",)),
     Chapter(3, "block_allocator", "The block pool", ("block_allocator",)),
     Chapter(4, "block_table", "Block tables", ("block_table",)),
     Chapter(5, "paged_attention", "Paged attention", ("kv_cache", "paged_attention")),

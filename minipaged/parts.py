@@ -47,13 +47,14 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
 
     >>> load_parts("exercises", "ch03", "ch06")
 
-    "all" stands for every chapter that builds a layer. A chapter that is not in the list, a file that is
-    missing or cannot be imported, and a class that lacks a public method are a ValueError naming file, class
-    and method.
+    "all" stands for every chapter that builds a layer (chapter 3's allocator, not chapter 2's). A chapter
+    that is not in the list, a file that is missing or cannot be imported, and a class that lacks a public
+    method are a ValueError naming file, class and method.
     """
     parts = Parts()
     if chapters == ("all",):
-        chapters = tuple(chapter.key for chapter in CHAPTERS if chapter.parts)
+        last = {part: chapter.key for chapter in CHAPTERS for part in chapter.parts}
+        chapters = tuple(dict.fromkeys(last.values()))
     for key in chapters:
         chapter = _find_chapter(key)
         file = Path(folder) / f"{chapter.file_stem}.py"
