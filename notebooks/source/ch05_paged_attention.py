@@ -379,7 +379,7 @@ T, shape = len(token_ids), (config.num_kv_heads, config.head_dim)
 store = DenseStore(config.num_layers, 1, T, *shape)
 one_block = torch.tensor([0])
 dense_logits = llm.model.forward(part_of_batch(token_ids, 0, T, one_block, T), store, store.attend)
-print(f"{T} tokens, and for each a logit for every one of {config.vocab_size:,} words")
+print(f"{T} tokens, and for each a logit for every one of {config.vocab_size:,} possible next ones")
 
 # %% [markdown]
 # The second run is paged, and makes it hard for itself: blocks of 4 in random order, every free slot
