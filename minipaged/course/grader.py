@@ -26,7 +26,8 @@ from minipaged.chapters import Chapter
 from minipaged.course.tasks import find_chapter, grader_file
 
 TIMEOUT_S = 60
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+# One thread, the same order of sets every time, and no plugins that happen to be installed.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 MAX_PRINTED = 2000  # characters of what the reader's code printed
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

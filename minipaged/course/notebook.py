@@ -107,8 +107,8 @@ def _compare(names: str, got: list[list[int]], expected: list[list[int]], preemp
     count = sum(map(len, expected))
     if got == expected:
         print(f"Served with {names}: {count} of {count} tokens as with the package's own layers,")
-        count = f"{preemptions} preemption{'s' * (preemptions != 1)}"
-        print(f"with {count} on the way, and every invariant held after every step.")
+        times = f"{preemptions} preemption{'s' * (preemptions != 1)}"
+        print(f"with {times} on the way, and every invariant held after every step.")
         return
     for prompt, ours, theirs in zip(PROMPTS, got, expected, strict=True):
         pairs = zip(ours, theirs, strict=False)
