@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import copy
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 
 from minipaged.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Detokenizer:
     ['', 'é', 'é ', 'é ', 'é ', 'é EN!']
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: SequenceOf[str] = ()) -> None:
         self.text = ""
         self._tokenizer = tokenizer
         self._stop = stop
@@ -33,7 +33,7 @@ class Detokenizer:
         it."""
         first_new = len(self.text)
         self.text += self._decoder.decode(self._tokenizer.token_bytes(token_id))
-        ends = [self._find(stop, first_new) for stop in self._stop]
+        ends = [find_stop(self.text, stop, first_new) for stop in self._stop]
         found = [end for end in ends if end is not None]
         if found:
             self.text = self.text[: min(found)]
@@ -43,7 +43,7 @@ class Detokenizer:
     @property
     def visible(self) -> str:
         """The text that no later token can change."""
-        return self.text[: len(self.text) - max((self._overlap(stop) for stop in self._stop), default=0)]
+        return self.text[: len(self.text) - max((overlap(self.text, stop) for stop in self._stop), default=0)]
 
     def finish(self) -> str:
         """No more tokens: all the text, with a broken last character shown as U+FFFD."""
@@ -57,11 +57,21 @@ class Detokenizer:
         child._decoder.setstate(self._decoder.getstate())
         return child
 
-    def _find(self, stop: str, first_new: int) -> int | None:
-        """Where `stop` begins, if its last character is among the new ones."""
-        start = self.text.find(stop, max(0, first_new - len(stop) + 1))
-        return None if start < 0 else start
 
-    def _overlap(self, stop: str) -> int:
-        """The length of the longest end of the text that is a beginning of `stop`."""
-        return next((n for n in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:n])), 0)
+def find_stop(text: str, stop: str, first_new: int) -> int | None:
+    """Where in `text` a stop text begins that was completed by text[first_new:]; None if none was.
+
+    >>> find_stop("a thing", "th", first_new=3), find_stop("a thing", "th", first_new=4)
+    (2, None)
+    """
+    start = text.find(stop, max(0, first_new - len(stop) + 1))
+    return None if start < 0 else start
+
+
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `stop`, though not all of it.
+
+    >>> overlap("the E", "END"), overlap("the EN", "END"), overlap("the E N", "END")
+    (1, 2, 0)
+    """
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

@@ -148,7 +148,7 @@ class Engine:
             params=params,
             priority=priority,
             arrival=self._num_added,
-            sequences=[Sequence(token_ids, len(token_ids), Detokenizer(self.tokenizer, stop))],
+            sequences=[self._new_sequence(token_ids, stop)],
             seed=self._seeds.getrandbits(63) if given_seed is None else given_seed,
         )
         self._num_added += 1
@@ -177,6 +177,10 @@ class Engine:
                 f"a prompt is a text or a list of token ids, got {type(prompt).__name__}: {prompt!r:.60}"
             )
         return list(prompt)
+
+    def _new_sequence(self, token_ids: list[int], stop: SequenceOf[str]) -> Sequence:
+        detokenizer = Detokenizer(self.tokenizer, stop)
+        return Sequence(token_ids, len(token_ids), detokenizer)
 
     def _check_request(self, token_ids: list[int], params: SamplingParams | BeamSearchParams) -> None:
         if not isinstance(params, SamplingParams | BeamSearchParams):
@@ -304,8 +308,9 @@ class Engine:
         token_ids = sample(logits, rows)
         logprobs = top_logprobs(logits, rows, token_ids)
         branches = [self._branch(draw) for draw in drawn]
+        eos = self.model.config.eos_token_ids
         for draw, seq, token_id, token_logprobs in zip(drawn, branches, token_ids, logprobs, strict=True):
-            self._append_token(draw.params, seq, token_id, token_logprobs)
+            append_token(seq, token_id, draw.params, eos, self.max_model_len, token_logprobs)
 
     def _branch(self, draw: Draw) -> Sequence:
         """The sequence that a token is for; the branches of n samples are forked here, at their first
@@ -315,25 +320,6 @@ class Engine:
         child = draw.sequence.fork(draw.branch)
         draw.request.sequences.append(child)
         return child
-
-    def _append_token(
-        self, params: SamplingParams, seq: Sequence, token_id: int, logprobs: dict[int, float] | None
-    ) -> None:
-        """Take in one token and end the sequence if it must: a stop counts before a length.
-
-        First everything that can fail, then the change.
-        """
-        detokenizer = seq.detokenizer.fork()
-        is_eos = token_id in self.model.config.eos_token_ids and not params.ignore_eos
-        stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
-        seq.token_ids.append(token_id)
-        seq.detokenizer = detokenizer
-        if logprobs is not None:
-            seq.logprobs.append(logprobs)
-        if stops:
-            seq.finish("stop")
-        elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == self.max_model_len:
-            seq.finish("length")
 
     # -- what it has done ------------------------------------------------------------------------------------
 
@@ -365,3 +351,28 @@ class Engine:
             step_time=self._step_time,
             forward_time=self._forward_time,
         )
+
+
+def append_token(
+    seq: Sequence,
+    token_id: int,
+    params: SamplingParams,
+    eos_token_ids: SequenceOf[int],
+    max_model_len: int,
+    logprobs: dict[int, float] | None = None,
+) -> None:
+    """Give a sequence its next token, and end it if it must end: a stop counts before a length.
+
+    First everything that can fail, then the change.
+    """
+    detokenizer = seq.detokenizer.fork()
+    is_eos = token_id in eos_token_ids and not params.ignore_eos
+    stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
+    seq.token_ids.append(token_id)
+    seq.detokenizer = detokenizer
+    if logprobs is not None:
+        seq.logprobs.append(logprobs)
+    if stops:
+        seq.finish("stop")
+    elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == max_model_len:
+        seq.finish("length")

@@ -37,11 +37,11 @@ def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     if penalised:
         logits = logits.clone()
         for index in penalised:
-            _penalise(logits[index], rows[index])
+            penalise(logits[index], rows[index])
     token_ids = logits.argmax(dim=-1).tolist()
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if drawn:
-        for index, token_id in zip(drawn, _draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
+        for index, token_id in zip(drawn, draw(logits[drawn], [rows[i] for i in drawn]), strict=True):
             token_ids[index] = token_id
     return token_ids
 
@@ -66,7 +66,7 @@ def top_logprobs(
     return result
 
 
-def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
+def penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     """Make the tokens of prompt and output less likely, in place (Keskar et al., 2019, section 4.1)."""
     seen = torch.tensor(sorted(set(row.token_ids)), device=logits.device)
     scores = logits[seen]
@@ -74,29 +74,33 @@ def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     logits[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
 
 
-def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
+def draw(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     """Temperature, then the filters in the order top_k, top_p, min_p, then one draw by the inverse of the
     sum."""
-    logits = logits / _column(logits, [row.params.temperature for row in rows])
-    _keep_top_k(logits, [row.params.top_k for row in rows])
-    _keep_top_p(logits, [row.params.top_p for row in rows])
+    logits = logits / column(logits, [row.params.temperature for row in rows])
+    top_k, top_p = [row.params.top_k for row in rows], [row.params.top_p for row in rows]
+    if any(top_k):
+        keep_top_k(logits, top_k)
+    if min(top_p) < 1.0:
+        keep_top_p(logits, top_p)
     probs = logits.softmax(dim=-1)
-    least = probs.amax(dim=-1, keepdim=True) * _column(logits, [row.params.min_p for row in rows])
-    sums = probs.where(probs >= least, 0.0).double().cumsum(dim=-1)
-    target = sums[:, -1:] * _column(sums, [row.uniform for row in rows])
+    least = probs.amax(dim=-1, keepdim=True) * column(logits, [row.params.min_p for row in rows])
+    probs = probs.where(probs >= least, 0.0)
+    sums = probs.double().cumsum(dim=-1)
+    target = sums[:, -1:] * column(sums, [row.uniform for row in rows])
     # right=True: the first sum above the target, so a token of probability 0 is never the one.
     drawn = torch.searchsorted(sums, target, right=True).clamp_(max=logits.shape[-1] - 1)
     return drawn.flatten().tolist()
 
 
-def _keep_top_k(logits: torch.Tensor, top_k: list[int]) -> None:
+def keep_top_k(logits: torch.Tensor, top_k: list[int]) -> None:
     """Set all but each row's k largest logits to -inf, in place; 0 keeps all."""
     for row, k in zip(logits, top_k, strict=True):
         if 0 < k < len(row):
             row[row < row.topk(k).values[-1]] = -torch.inf
 
 
-def _keep_top_p(logits: torch.Tensor, top_p: list[float]) -> None:
+def keep_top_p(logits: torch.Tensor, top_p: list[float]) -> None:
     """Set to -inf, in place, what is not in the smallest set of tokens whose probability reaches p."""
     for row, p in zip(logits, top_p, strict=True):
         if p < 1.0:
@@ -105,5 +109,6 @@ def _keep_top_p(logits: torch.Tensor, top_p: list[float]) -> None:
             row[order[reached_before]] = -torch.inf
 
 
-def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
+def column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
+    """One number per row, as a tensor [R, 1] of the dtype and on the device of `like`."""
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -68,7 +68,7 @@ def test_a_token_whose_taking_in_was_interrupted_is_neither_lost_nor_counted_twi
     if fault == "detokenizer":
         monkeypatch.setattr(Detokenizer, "append", interrupt)
     else:
-        monkeypatch.setattr(engine, "_append_token", interrupt)
+        monkeypatch.setattr("minipaged.engine.append_token", interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     (got,) = serve(engine)
