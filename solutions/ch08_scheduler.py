@@ -281,8 +281,8 @@ class Scheduler:
             request = self.waiting[0]
             if num_seqs + request.num_seqs > self.max_num_seqs:
                 break
-            # All of its tokens, not the first chunk: or two long prompts would meet half-way with no block
-            # left, and one is thrown out. For the same reason a block that is promised is not free.
+            # All of its tokens, not the first chunk: or a long prompt would find no block half-way, and what
+            # it has computed would be for nothing. For the same reason a promised block is not free.
             if self.memory.blocks_to_admit(request) > self.memory.allocator.num_free - promised:
                 if self.running:
                     break  # blocks will become free; and a smaller one from behind would only delay that

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from minipaged.course.dry_engine import DryEngine
+from minipaged.course.schedule_figures import assign_seats, draw_curves, draw_timelines, draw_token_times
 from minipaged.course.schedule_replay import serve_trace
 from minipaged.invariants import check_invariants
 from minipaged.scheduler import Scheduler
@@ -56,3 +57,20 @@ def test_it_needs_no_pytorch() -> None:
     code = "import sys, minipaged.course.schedule_replay; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_whoever_enters_takes_the_lowest_free_seat() -> None:
+    steps = [{"a": 8, "b": 2, "c": 1}, {"b": 1, "c": 1}, {"b": 1, "d": 3, "e": 1}, {"d": 1}]
+    seats = [("a", 0, 0, 1), ("b", 1, 0, 3), ("c", 2, 0, 2), ("d", 0, 2, 4), ("e", 2, 2, 3)]
+    assert assign_seats(steps) == seats
+    label = draw_timelines({"run": steps}, num_seats=3).get_label()
+    assert "run: 4 steps, 75 % of the seats used" in label and "d 2 to 4" in label
+
+
+def test_the_other_pictures_say_their_numbers() -> None:
+    label = draw_token_times({"x": {"a": [1.0, 2.0, 30.0], "b": [3.0]}}, end_ms=50).get_label()
+    assert "x: the longest time between two tokens is 28 ms" in label
+    label = draw_curves(
+        {"p": {"a": [1, 2]}, "q": {"a": [0.5, 3], "b": [1, 1]}}, [4, 8], "n", log=["q"]
+    ).get_label()
+    assert "n (4, 8)" in label and "q, a: 0.5, 3" in label
