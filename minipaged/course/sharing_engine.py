@@ -81,11 +81,12 @@ def serve_branches_with(*chapters: str, folder: str = "exercises") -> None:
             print(f"Served with {names}: DIFFERENT tokens from those of the package's own layers.")
             return
         print(f"Served with {names}: all {count} tokens as with the package's own layers; {copies} blocks")
-        print(f"copied and {preemptions} preemptions on the way, and every invariant held after every step.")
+        times = f"{preemptions} preemption{'s' * (preemptions != 1)}"
+        print(f"copied and {times} on the way, and every invariant held after every step.")
     for number, outputs in enumerate(got):
         for token_ids in outputs:
             text = " ".join(llm.tokenizer.decode(_prompt(llm, number) + token_ids).split())
-            print(f"  {text[:MAX_TEXT]} …")
+            print(f"  … {text[-MAX_TEXT:]}")  # branches differ at their ends
 
 
 def _prompt(llm: LLM, number: int) -> list[int]:
