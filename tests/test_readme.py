@@ -55,7 +55,7 @@ def test_every_command_named_exists_with_its_subcommand(command: str) -> None:
 
 def test_the_commands_that_a_reader_should_try_first_are_there() -> None:
     first = {command.split()[1] for command in commands("minipaged")}
-    assert first == {"fetch", "doctor", "demo", "chat", "generate", "bench"}
+    assert first == {"fetch", "doctor", "demo", "chat", "generate", "bench", "check", "hint", "reset"}
     assert [command.split()[1] for command in commands("make")] == ["learn", "test", "learn"]
 
 
