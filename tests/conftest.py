@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 MODEL = "smollm2-135m"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse when a neighbour is busy
 
-# No deadline, for a busy machine is no bug; the same examples every time, and one failure, the shortest.
+# No deadline, for a busy machine is no bug; the same examples every time, and one failure, the shortest. No
+# phase "explain" either: it takes longer than all others together and tells a reader nothing.
 settings.register_profile(
-    "minipaged", deadline=None, derandomize=True, database=None, report_multiple_bugs=False, print_blob=False
-)
+    "minipaged", deadline=None, derandomize=True, database=None, report_multiple_bugs=False, print_blob=False,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)  # fmt: skip
 settings.load_profile("minipaged")
 
 

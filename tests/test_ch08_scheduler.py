@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.course import Layer, Replay, Step, Task, expect, expect_error
@@ -94,7 +94,6 @@ TASKS = (
     ),
 )  # fmt: skip
 
-PHASES = (Phase.generate, Phase.shrink)  # without "explain", which takes seconds when a test fails
 
 NOT_STATIC = "a seat was taken before the whole batch had ended"
 NOT_CONTINUOUS = "a free seat stayed empty until the whole batch had ended: that is static batching"
@@ -374,7 +373,7 @@ def test_few_requests_many_seats_and_none(layer: Layer, name: str) -> None:
 
 
 @pytest.mark.task(1)
-@settings(max_examples=40, phases=PHASES)
+@settings(max_examples=40)
 @given(lens=st.lists(st.integers(1, 6), max_size=9), seats=st.integers(1, 4))
 def test_any_requests_and_seats(layer: Layer, lens: list[int], seats: int) -> None:
     for name in ("static_timeline", "continuous_timeline"):
@@ -732,7 +731,7 @@ PROMPTS_ONLY = st.one_of(
 
 
 @pytest.mark.task(5)
-@settings(max_examples=40, phases=PHASES)
+@settings(max_examples=40)
 @given(ops=st.lists(PROMPTS_ONLY, max_size=12), seats=st.integers(1, 3), budget=st.integers(1, 9))
 def test_any_prompts(layer: Layer, ops: list[tuple[Any, ...]], seats: int, budget: int) -> None:
     limits = {"max_num_batched_tokens": budget, "max_num_seqs": seats}
@@ -889,7 +888,7 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.task(6)
-@settings(max_examples=60, phases=PHASES)
+@settings(max_examples=60)
 @given(ops=st.lists(OPERATIONS, max_size=24), seats=st.integers(1, 4), budget=st.integers(1, 12))
 def test_any_history(layer: Layer, ops: list[tuple[Any, ...]], seats: int, budget: int) -> None:
     limits = {"max_num_batched_tokens": budget, "max_num_seqs": seats}
@@ -997,7 +996,7 @@ def test_patience_must_be_a_step_at_least(layer: Layer) -> None:
 
 
 @pytest.mark.task(7)
-@settings(max_examples=40, phases=PHASES)
+@settings(max_examples=40)
 @given(ops=st.lists(OPERATIONS, max_size=24), patience=st.integers(1, 4))
 def test_any_history_with_aging(layer: Layer, ops: list[tuple[Any, ...]], patience: int) -> None:
     engine = aging(layer, patience, num_blocks=5, max_num_batched_tokens=8, max_num_seqs=2)
