@@ -16,6 +16,7 @@ from minipaged.course.prefix_replay import (
     replay_prompts,
     synthetic_chats,
 )
+from minipaged.course.tasks import import_path
 from minipaged.errors import OutOfBlocks
 from minipaged.prefix_cache import block_keys
 from minipaged.traces import load_mooncake
@@ -65,6 +66,17 @@ def test_mooncakes_traces_have_the_hits_that_the_notebook_says(name: str) -> Non
 def test_every_picture_says_in_words_what_it_shows() -> None:
     keys = block_keys([1, 2, 3, 4, 5], 2)
     label = str(draw_chains({"A": ["a b", "c d", "e"]}, {"A": keys}).get_label())
-    assert label.endswith(f"A: keys {keys[0].hex()[:4]}, {keys[1].hex()[:4]}.")
+    assert label.endswith(f"A: a b | c d | e; keys {keys[0].hex()[:4]}, {keys[1].hex()[:4]}.")
     figure = draw_hit_rates({"this trace": {10: 12.5, 1000: 30.0}}, {"this trace": 31.0})
     assert "12.5 % with 10 blocks, 30.0 % with 1,000 blocks, 31.0 % with room" in str(figure.get_label())
+
+
+def test_what_the_notebook_and_the_answers_say_of_mooncakes_conversations() -> None:
+    file = Path(os.environ.get("MINIPAGED_TRACES") or SHARED) / FILES["Mooncake's conversations"]
+    if not file.is_file():
+        pytest.skip(f"needs the public trace {file.name}: set MINIPAGED_TRACES to the folder that has it")
+    prompts = [row.block_hashes for row in load_mooncake(file)]
+    assert round(replay_prompts(prompts, 5000, tail_first=False).percent, 2) == 11.04
+    solution = import_path(Path(__file__).resolve().parents[1] / "solutions" / "ch07_prefix_cache.py")
+    for size, percent in ((1000, 17.92), (5000, 33.97), (10_000, 36.64)):
+        assert round(100 * solution.clairvoyant_hits(prompts, size) / 288_500, 2) == percent

@@ -107,8 +107,11 @@ def draw_chains(prompts: Mapping[str, Sequence[str]], keys: Mapping[str, Sequenc
         axes.text(0.1, y + 0.2, name, fontsize=10, weight="bold", va="center", color=INK)
         for place, text in enumerate(texts):
             key = keys[name][place] if place < len(keys[name]) else None
-            _draw_link(axes, 1.25 + 2.1 * place, y, text, key, colours)
-    rows = [f"{name}: keys {', '.join(key.hex()[:4] for key in row)}" for name, row in keys.items()]
+            _draw_link(axes, 0.75 + 2.15 * place, y, text, key, colours)
+    rows = [
+        f"{name}: {' | '.join(prompts[name])}; keys {', '.join(key.hex()[:4] for key in row)}"
+        for name, row in keys.items()
+    ]
     figure.set_label(f"Blocks of {len(prompts)} prompts and their chained keys. {'. '.join(rows)}.")
     return figure
 
@@ -127,7 +130,7 @@ def _draw_link(
     axes.text(x + 0.9, y + 0.75, f"{key.hex()[:4]}…", fontsize=9, ha="center", va="center", color=INK)
     arrow = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (x + 0.9, y + 0.6), (x + 0.9, y + 0.4), arrowprops=arrow)
-    axes.annotate("", (x + 0.4, y + 0.75), (x - 0.7 if x > 2 else x - 0.1, y + 0.75), arrowprops=arrow)
+    axes.annotate("", (x + 0.4, y + 0.75), (x - 0.75 if x > 1 else x - 0.1, y + 0.75), arrowprops=arrow)
 
 
 def draw_hit_rates(curves: Mapping[str, Mapping[int, float]], unlimited: Mapping[str, float]) -> Figure:
@@ -136,11 +139,16 @@ def draw_hit_rates(curves: Mapping[str, Mapping[int, float]], unlimited: Mapping
     axes = figure.add_subplot()
     for (name, curve), colour, marker in zip(curves.items(), PALETTE, "osD^", strict=False):
         axes.plot(list(curve), list(curve.values()), color=colour, marker=marker, linewidth=2, label=name)
-        axes.axhline(unlimited[name], color=colour, linewidth=1.2, linestyle="--")
-    axes.set(xscale="log", ylim=(0, 75), xlabel="blocks in the pool", ylabel="blocks found, %")
+        axes.hlines(unlimited[name], min(curve), max(curve), color=colour, linewidth=1.2, linestyle="--")
+    axes.set(xscale="log", ylim=(0, 88), xlabel="blocks in the pool", ylabel="blocks found, %")
+    ticks = [
+        10**power for power in range(1, 7) if 10**power > min(min(curve) for curve in curves.values()) / 2
+    ]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xlim(right=2 * max(max(curve) for curve in curves.values()))
     axes.set_title("What a cache finds (dashed: with room for all)", fontsize=10, weight="bold", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
     texts = [
         f"{name}: {', '.join(f'{rate:.1f} % with {size:,} blocks' for size, rate in curve.items())}, "
         f"{unlimited[name]:.1f} % with room for all"
