@@ -50,8 +50,8 @@ def _draw_panel(axes: Axes, name: str, probs: Sequence[float]) -> None:
 
 
 def draw_stream(pieces: Sequence[bytes], visible: Sequence[str], title: str) -> Figure:
-    """For each token its bytes, and what the stream has shown after it: new characters are green, and a token
-    that shows nothing new is orange.
+    """For each token its bytes, and what the stream has shown after it. Bytes that it shows are green, those
+    that have to wait are orange.
 
     >>> draw_stream([b"caf", b"\\xc3", b"\\xa9"], ["caf", "caf", "café"], "café")
     """
@@ -64,11 +64,11 @@ def draw_stream(pieces: Sequence[bytes], visible: Sequence[str], title: str) -> 
     axes.text(0.15, 0.2, title, fontsize=10, weight="bold", va="center", color=INK)
     for x, heading in ((0.15, "token"), (0.8, "its bytes"), (4.6, "shown after it")):
         axes.text(x, 0.5, heading, fontsize=8, va="center", color=GREY)
-    before = ""
+    before, num_bytes = "", 0
     for row, (piece, shown) in enumerate(zip(pieces, visible, strict=True)):
-        y, is_new = 0.78 + row * row_height, shown != before
+        y, is_new, num_bytes = 0.78 + row * row_height, shown != before, num_bytes + len(piece)
         axes.text(0.15, y, str(row), fontsize=9, va="center", color=INK)
-        _draw_bytes(axes, y, piece, GREEN if is_new else ORANGE)
+        _draw_bytes(axes, y, piece, num_waiting=num_bytes - len(shown.encode()))
         note = _printable(shown) if is_new else _printable(shown) + "   (nothing new)"
         axes.text(4.6, y, note, fontsize=9, va="center", color=INK, parse_math=False)
         before = shown
@@ -78,9 +78,10 @@ def draw_stream(pieces: Sequence[bytes], visible: Sequence[str], title: str) -> 
     return figure
 
 
-def _draw_bytes(axes: Axes, y: float, piece: bytes, colour: str) -> None:
+def _draw_bytes(axes: Axes, y: float, piece: bytes, num_waiting: int) -> None:
     """The bytes of a token as boxes: an ASCII byte as its character, another one in hexadecimal."""
     for place, byte in enumerate(piece[:11]):
+        colour = GREEN if place < len(piece) - num_waiting else ORANGE
         axes.add_patch(
             Rectangle((0.8 + 0.33 * place, y - 0.12), 0.31, 0.24, facecolor=colour, alpha=0.35, edgecolor=INK)
         )
@@ -94,4 +95,5 @@ def _draw_bytes(axes: Axes, y: float, piece: bytes, colour: str) -> None:
 def _printable(text: str) -> str:
     """A text without what the figure's font may lack."""
     shown = "".join(c if c.isprintable() and ord(c) < 0x2500 else "□" for c in text.replace("\n", "⏎"))
-    return shown.replace(" ", "␣") if shown.strip() != shown and len(shown) < 16 else shown
+    start, end = len(shown) - len(shown.lstrip()), len(shown.rstrip())  # blanks at the ends can't be seen
+    return "␣" * start + shown[start:end] + "␣" * (len(shown) - max(start, end))
