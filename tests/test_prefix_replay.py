@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,8 @@ def test_what_the_notebook_and_the_answers_say_of_mooncakes_conversations() -> N
         pytest.skip(f"needs the public trace {file.name}: set MINIPAGED_TRACES to the folder that has it")
     prompts = [row.block_hashes for row in load_mooncake(file)]
     assert round(replay_prompts(prompts, 5000, tail_first=False).percent, 2) == 11.04
+    times = Counter(number for prompt in prompts for number in prompt)
+    assert 0.74 < sum(count == 1 for count in times.values()) / len(times) < 0.77, "three quarters come once"
     solution = import_path(Path(__file__).resolve().parents[1] / "solutions" / "ch07_prefix_cache.py")
     for size, percent in ((1000, 17.92), (5000, 33.97), (10_000, 36.64)):
         assert round(100 * solution.clairvoyant_hits(prompts, size) / 288_500, 2) == percent

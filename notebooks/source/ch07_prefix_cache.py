@@ -466,7 +466,7 @@ show(draw_hit_rates(curves, {name: unlimited, **MOONCAKE_UNLIMITED}))
 # %% [markdown]
 # In Mooncake's hour of conversations 105,710 of 288,500 blocks could be found, 36.64 %, but only with tens
 # of thousands of blocks. 30,000 of them are 15 million tokens, far more than one GPU's memory holds: the
-# hour brings 80 blocks a second, and between two turns of a chat there are minutes. That is why large
+# hour brings about 80 blocks a second, and between two turns of a chat there are minutes. That is why large
 # services move cold blocks to CPU memory and disks instead of overwriting them.
 #
 # And the order in which blocks are given back? In the smallest pool:
@@ -519,8 +519,8 @@ from minipaged.course.tasks import find_root, import_path
 try:
     mine = import_path(find_root() / "exercises" / "ch07_prefix_cache.py")
     for size in curve:
-        best = mine.clairvoyant_hits(prompts, size) / sum(map(len, prompts))
-        print(f"{size:>7,} blocks: LRU {curve[size]:5.1f} %, with the future known {best:6.1%}")
+        best = 100 * mine.clairvoyant_hits(prompts, size) / sum(map(len, prompts))
+        print(f"{size:>7,} blocks: LRU {curve[size]:5.1f} %, with the future known {best:5.1f} %")
 except NotImplementedError as error:
     print("to come:", error)
 
