@@ -63,9 +63,9 @@ print("serving", model if model != "tiny" else "the tiny random model; for the r
 
 # %% tags=["timing"]
 prompts = ["The sea", "A garden", "Numbers", "My town", "Music", "Bread", "Winter", "The moon"]
-llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))  # warms up
+llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))  # warms up
 before = llm.engine.stats()
-llm.generate(prompts, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
+llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
 after = llm.engine.stats()
 steps, total = after.steps - before.steps, after.step_time - before.step_time
 in_model = after.forward_time - before.forward_time
@@ -458,7 +458,7 @@ for frame in frames:
 # kept. How long does such a step take?
 
 # %% tags=["timing"]
-def seconds_per_step(num_tokens, rounds=10):
+def seconds_per_step(num_tokens, rounds=7):
     engine = Engine(llm.model, llm.tokenizer, num_blocks=64, block_size=16, enable_prefix_caching=False)
     times = []
     for number in range(rounds):
