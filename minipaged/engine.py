@@ -26,7 +26,7 @@ from minipaged.kv_memory import kv_bytes_per_token
 from minipaged.model import Llama
 from minipaged.paged_attention import KVCache
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
-from minipaged.parts import Parts
+from minipaged.parts import Parts, check_parts
 from minipaged.request import Request, Sequence
 from minipaged.sampler import SamplingRow, sample, top_logprobs, uniform
 from minipaged.scheduler import Schedule
@@ -70,11 +70,9 @@ class Engine:
         seed: int = 0,
         parts: Parts | None = None,
     ) -> None:
-        self.parts = parts or Parts()
+        self.parts = check_parts(parts)
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len = model.config.max_model_len if max_model_len is None else max_model_len
-        if not isinstance(self.parts, Parts):
-            raise ValueError(f"parts must be Parts, as load_parts gives them, got {type(parts).__name__}")
         if not isinstance(enable_prefix_caching, bool):
             raise ValueError(f"enable_prefix_caching must be True or False, got {enable_prefix_caching!r}")
         check_int("num_blocks", num_blocks, 1, 2**31 - 1)

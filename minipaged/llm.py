@@ -19,7 +19,7 @@ from minipaged.errors import check_int
 from minipaged.hub import find_model
 from minipaged.model import Llama
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
-from minipaged.parts import Parts
+from minipaged.parts import Parts, check_parts
 from minipaged.tokenizer import Tokenizer
 from minipaged.weights import random_weights, read_weights
 
@@ -82,7 +82,7 @@ class LLM:
             budget = (
                 _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
             )
-            size_pool = (parts or Parts()).num_blocks_for
+            size_pool = check_parts(parts).num_blocks_for
             num_blocks = size_pool(budget, block_size, self.model.config, self.model.dtype)
         if max_num_batched_tokens is None:
             max_num_batched_tokens = GPU_BATCHED_TOKENS if self.device.type == "cuda" else CPU_BATCHED_TOKENS

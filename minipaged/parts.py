@@ -42,6 +42,13 @@ class Parts:
     preemption: type[Preemption] = Preemption
 
 
+def check_parts(parts: Parts | None) -> Parts:
+    """The parts given, or the package's own for None; ValueError for anything else."""
+    if parts is not None and not isinstance(parts, Parts):
+        raise ValueError(f"parts must be Parts, as load_parts gives them, got {type(parts).__name__}")
+    return parts or Parts()
+
+
 def load_parts(folder: str | Path, *chapters: str) -> Parts:
     """Take the layers of some chapters from a folder, and the rest from the package.
 
