@@ -318,9 +318,10 @@ def compact(reservations: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """Moves (from slot, to slot, number of slots) after which all holes are one, at the right end.
 
     reservations: first slot → number of slots, in any order. They slide to the left and keep the order in
-    which they lie. Moves are carried out one after the other; each reads all its slots before it writes, so
+    which they lie, each reservation as a whole: one move for each that is not in its place already, and none
+    for the others. Moves are carried out one after the other; each reads all its slots before it writes, so
     the two ranges of one move may overlap. But no move may write on a reservation that still has to be moved
-    itself, or that stays. What lies in its place already is not moved.
+    itself, or that stays.
 
     The price is not in the plan but in the bytes: every slot moved is K and V of a token in all layers, read
     and written, while the engine stands still.

@@ -6,6 +6,7 @@ attention head by head in double precision.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -221,6 +222,27 @@ def test_a_bad_number_is_an_error_that_names_it(
 def test_the_largest_budget_is_2_to_the_60(layer: Layer) -> None:
     got = layer.num_blocks_for(2**60, 16, tiny(layer), torch.float32)
     expect("num_blocks_for(2**60, 16, tiny, float32), with 8192 bytes per block", got, 2**47)
+    got = layer.num_blocks_for(2**60 - 1, 16, tiny(layer), torch.float32)
+    mistakes = {2**47: "divided as floats, which have no room for all digits of so large a number: use //"}
+    expect(
+        "num_blocks_for(2**60 - 1, 16, tiny, float32), with 8192 bytes per block", got, 2**47 - 1, mistakes
+    )
+
+
+@pytest.mark.task(2)
+def test_a_block_size_of_true_is_not_a_whole_number(layer: Layer) -> None:
+    call = lambda: layer.num_blocks_for(8192, True, tiny(layer), torch.float32)  # noqa: E731
+    expect_error("num_blocks_for(8192, True, tiny, float32)", ValueError, call)
+
+
+@pytest.mark.task(2)
+def test_the_head_size_is_the_models_own(layer: Layer) -> None:
+    config = replace(tiny(layer), head_dim=32)  # as in Qwen3 and Gemma: not hidden_size / num_heads
+    got = layer.num_blocks_for(8191, 2, config, torch.float32)
+    mistakes = {7: "the head size is config.head_dim, not hidden_size // num_heads"}
+    expect(
+        "num_blocks_for(8191, 2, tiny with head_dim=32, float32), with 1024 bytes per token", got, 3, mistakes
+    )
 
 
 @pytest.mark.task(2)
@@ -370,6 +392,16 @@ def test_large_scores_do_not_overflow(layer: Layer) -> None:
     v = torch.arange(12.0).view(3, 1, 4)
     expect_attention(layer, "attend_one with scores of ±1,200", q, k, v)
     expect_attention(layer, "attend_one with scores of -1,200 alone", q, -k.abs(), v)
+
+
+@pytest.mark.task(4)
+def test_heads_with_small_scores_stand_beside_heads_with_large_ones(layer: Layer) -> None:
+    q = torch.tensor([[2.0, 0, 0, 0], [2.0, 600, 0, 0]])
+    k = torch.tensor([[0.0, 1, 0, 0], [1.0, 1, 0, 0], [0.5, 1, 0, 0]]).view(3, 1, 4)
+    v = torch.arange(12.0).view(3, 1, 4)
+    got = layer.attend_one(q, k, v)  # atol: near 300, numbers in fp32 are 3e-5 apart
+    what = "attend_one with scores of 0 to 1 in head 0, and of 300 to 301 in head 1"
+    expect_close(what, got, attention_of(q, k, v), atol=1e-3)
 
 
 @pytest.mark.task(4)

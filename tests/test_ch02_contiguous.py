@@ -334,8 +334,10 @@ def test_a_request_may_fill_the_longest_sequence_but_not_exceed_it(layer: Layer,
 
 
 @pytest.mark.task(1)
-def test_an_unknown_policy_is_an_error(layer: Layer) -> None:
-    expect_error("reservation('min', 1, 1, 8)", ValueError, lambda: layer.reservation("min", 1, 1, 8))
+@pytest.mark.parametrize("policy", ["min", "m", "pow", "oracl", ""])
+def test_an_unknown_policy_is_an_error(layer: Layer, policy: str) -> None:
+    what = f"reservation({policy!r}, 1, 1, 8)"
+    expect_error(what, ValueError, lambda: layer.reservation(policy, 1, 1, 8))
 
 
 # -- task 2: account ------------------------------------------------------------------------------------
@@ -404,6 +406,15 @@ def test_a_sequence_that_will_outgrow_its_reservation_wastes_none_of_it(layer: L
     wrong = [(Account(5, 15, -12, 0, 0), "more slots are reserved than the reservation has")]
     expect("account([(8, 5, 20)], [])", layer.account([(8, 5, 20)], []), Account(5, 3, 0, 0, 0), wrong)
     expect_account(layer, [(8, 8, 9), (6, 1, 7)], [(14, 2)])
+
+
+@pytest.mark.task(2)
+def test_sequences_that_can_be_read_only_once_are_accounted_for(layer: Layer) -> None:
+    got = layer.account(iter([(8, 3, 5), (4, 4, 4), (16, 2, 9)]), [(28, 4)])
+    what = (
+        "account(iter([(8, 3, 5), (4, 4, 4), (16, 2, 9)]), [(28, 4)]), with an iterator: it can be read once"
+    )
+    expect(what, got, Account(used=9, reserved=9, internal=10, external=0, free=4))
 
 
 SEQUENCES = st.lists(
@@ -660,6 +671,19 @@ def test_what_somebody_holds_without_being_counted_is_found_too(layer: Layer) ->
         {4: 1, 7: 1, 9: -1},
         [({4: 1, 7: 1}, NOT_HELD)],
     )
+
+
+@pytest.mark.task(6)
+def test_what_is_held_may_be_tuples(layer: Layer) -> None:
+    got = layer.find_leaks({0: 1, 4: 1, 7: 2}, [(0, 7), (), (9,)])
+    expect("find_leaks({0: 1, 4: 1, 7: 2}, [(0, 7), (), (9,)])", got, {4: 1, 7: 1, 9: -1})
+
+
+@pytest.mark.task(6)
+def test_holders_that_can_be_read_only_once_are_enough(layer: Layer) -> None:
+    got = layer.find_leaks({0: 1, 4: 1, 7: 2}, iter([(0, 7), (9,)]))
+    what = "find_leaks({0: 1, 4: 1, 7: 2}, iter([(0, 7), (9,)])), with an iterator: it can be read once"
+    expect(what, got, {4: 1, 7: 1, 9: -1}, [({4: 1, 7: 1}, NOT_HELD)])
 
 
 @pytest.mark.task(6)

@@ -71,6 +71,22 @@ answers.wrong(
     "less than one token is the error, not less than one block", task=2,
     edits=[(TOO_SMALL, "if budget_bytes < kv_bytes_per_token(config, dtype):")],
 )  # fmt: skip
+answers.wrong(
+    "divided as floats", task=2,
+    mistake="divided as floats, which have no room for all digits of so large a number: use //",
+    edits=[(DIVIDE, "return int(budget_bytes / block_bytes)")],
+)  # fmt: skip
+answers.wrong(
+    "the head size is worked out, not read", task=2,
+    mistake="the head size is config.head_dim, not hidden_size // num_heads",
+    edits=[(BLOCK, "block_bytes = block_size * bytes_per_token(config.num_layers, config.num_kv_heads, "
+                   "config.hidden_size // config.num_heads, dtype.itemsize)")],
+)  # fmt: skip
+answers.wrong(
+    "True is a block size", task=2,
+    edits=[(CHECK_BLOCK, "if not isinstance(block_size, int) or block_size < 1:\n"
+                         '        raise ValueError(f"block_size {block_size}")\n    # 2**60')],
+)  # fmt: skip
 
 # -- task 3: tokens computed ---------------------------------------------------------------------------------
 
@@ -129,6 +145,11 @@ answers.wrong("softmax over the query heads", task=4, edits=[(WEIGHTS, "weights 
 answers.wrong(
     "softmax by hand overflows", task=4,
     edits=[(WEIGHTS, "weights = scores.exp() / scores.exp().sum(-1, keepdim=True)")],
+)  # fmt: skip
+answers.wrong(
+    "one maximum for the softmax of all heads", task=4,
+    edits=[(WEIGHTS, "scores = (scores - scores.max()).exp()\n"
+                     "    weights = scores / scores.sum(-1, keepdim=True)")],
 )  # fmt: skip
 answers.wrong(
     "the weights are put on the keys", task=4,

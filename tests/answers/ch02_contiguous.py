@@ -40,6 +40,10 @@ answers.wrong(
     "an unknown policy is the oracle's", task=1,
     edits=[('    if policy == "oracle":\n', '    if policy != "":\n')],
 )  # fmt: skip
+answers.wrong(
+    "a part of a policy's name will do", task=1,
+    edits=[('    if policy == "max":\n', '    if policy in "max":\n')],
+)  # fmt: skip
 
 # -- task 2: account ------------------------------------------------------------------------------------
 
@@ -81,6 +85,13 @@ answers.wrong(
     "a sequence that outgrows its reservation has negative waste", task=2,
     mistake="more slots are reserved than the reservation has",
     edits=[("used_in_the_end = min(final_len, size)", "used_in_the_end = final_len")],
+)  # fmt: skip
+answers.wrong(
+    "the sequences are gone through twice", task=2,
+    edits=[("        used += num_tokens\n", ""),
+           ("    sizes = [size for _, size in holes]\n",
+            "    used = sum(num_tokens for _, num_tokens, _ in sequences)\n"
+            "    sizes = [size for _, size in holes]\n")],
 )  # fmt: skip
 
 # -- task 3: reserve ------------------------------------------------------------------------------------
@@ -266,6 +277,15 @@ answers.wrong(
 answers.wrong(
     "an unknown id is a KeyError", task=6,
     edits=[("ref_counts.get(key, 0)", "ref_counts[key]")],
+)  # fmt: skip
+answers.wrong(
+    "what is held must be lists", task=6,
+    edits=[("Counter(chain.from_iterable(holders))", "Counter(sum(holders, []))")],
+)  # fmt: skip
+answers.wrong(
+    "the holders are gone through twice", task=6,
+    mistake="an id that somebody holds, but the books do not know, was overlooked",
+    edits=[("sorted({*ref_counts, *uses})", "sorted({*ref_counts, *chain.from_iterable(holders)})")],
 )  # fmt: skip
 
 # -- task 7: compact ------------------------------------------------------------------------------------
