@@ -121,6 +121,7 @@ ONLY_NEW = "a sequence attended to its new tokens only, not to its whole context
 EMPTY_CONTEXT = "a softmax over nothing gave NaN: a sequence without context gives zeros"
 NOT_RESCALED = "the maximum grew, and what was summed relative to the old one was not rescaled"
 NO_MAXIMUM = "the maximum was not subtracted, and exp(score) overflowed"
+ONE_MAXIMUM = "one maximum was subtracted from all scores: every head of every token has its own"
 
 NAN, MILLION = float("nan"), 10**6
 Heads = Callable[[int, int, int], int]
@@ -257,6 +258,16 @@ def test_padding_is_not_written_and_does_not_disturb_the_others(layer: Layer, sl
     expect(what.format("k"), slots_of(cache.k.clone())[0], expected, mistakes)
     expect(what.format("v"), slots_of(cache.v.clone())[0], [-number for number in expected])
     expect("layer 1 after it", slots_of(cache.k.clone())[1], [200.0 + slot for slot in range(8)])
+
+
+@pytest.mark.task(1)
+def test_all_layers_are_written_with_one_slot_mapping(layer: Layer) -> None:
+    cache, slots = filled_cache(layer), torch.tensor([-1, 6, -1])
+    for index in range(L):
+        cache.write(index, numbered(3), -numbered(3), slots)
+        expect(f"slot_mapping [-1, 6, -1] after write({index}, …)", slots.tolist(), [-1, 6, -1])
+    expected = [[2.0 if s == 6 else 100.0 * (index + 1) + s for s in range(8)] for index in range(L)]
+    expect("the slots of cache.k, both layers written with it", slots_of(cache.k.clone()), expected)
 
 
 @pytest.mark.task(1)
@@ -476,6 +487,15 @@ def test_what_is_gathered_is_a_copy_with_the_dtype_of_the_cache(layer: Layer) ->
     expect("the cache, after the result was overwritten", cache, torch.ones(3, 2, 1, 2, dtype=torch.bfloat16))
 
 
+@pytest.mark.task(3)
+@pytest.mark.parametrize("context_len", [1, 3, 4])
+def test_a_context_of_one_block_is_a_copy_too(layer: Layer, context_len: int) -> None:
+    cache = torch.ones(3, 4, 1, 2)
+    layer.gather_context(cache, torch.tensor([1, 2]), context_len).zero_()
+    what = f"the cache, after the result of gather_context(cache, [1, 2], {context_len}) was overwritten"
+    expect(what, cache, torch.ones(3, 4, 1, 2))
+
+
 # -- task 4: the mask --------------------------------------------------------------------------------
 
 
@@ -553,6 +573,20 @@ def test_very_large_and_very_negative_scores_stay_finite(layer: Layer, offset: f
     not_finite = bool((~got.isfinite()).any())
     expect("whether a result of scores near ±1500 has NaN or infinity", not_finite, False, {True: NO_MAXIMUM})
     check_attend(layer, q, k, v, scale=0.5, atol=1e-3)
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize("differ", ["heads", "tokens"])
+def test_every_head_and_every_token_has_a_maximum_of_its_own(layer: Layer, differ: str) -> None:
+    # Scores of 0 to 1 for the first head (or token), of 300 to 301 for the next, and so on.
+    q, k, v = random_qkv(3, 6, (4, 2))
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0], k[..., 0] = 1.0, torch.arange(6.0)[:, None] / 5
+    q[..., 1], k[..., 1] = 300 * (torch.arange(4.0) if differ == "heads" else torch.arange(3.0)[:, None]), 1.0
+    got = layer.attend(q, k, v, 1.0)
+    what = f"whether there is NaN or infinity where the scores of two {differ} are 300 apart"
+    expect(what, bool((~got.isfinite()).any()), False, {True: ONE_MAXIMUM})
+    check_attend(layer, q, k, v, scale=1.0, atol=1e-3)
 
 
 @pytest.mark.task(5)
@@ -673,6 +707,27 @@ def test_more_new_tokens_than_context_are_refused_with_both_numbers(layer: Layer
         f"{name}(…, context_lens=[3, 4], query_start_loc=[0, 5, 6], …)", ValueError,
         lambda: getattr(layer, name)(q, k_cache, v_cache, tables, torch.tensor([3, 4]), starts, 0.5), [5, 3],
     )  # fmt: skip
+
+
+@pytest.mark.task(6)
+@BOTH
+def test_a_later_sequence_is_refused_as_the_first_is(layer: Layer, name: str) -> None:
+    (q, k_cache, v_cache, tables, _, starts), _ = scattered([(1, 4), (5, 5), (1, 2)])
+    contexts = torch.tensor([4, 3, 2])
+    expect_error(
+        f"{name}(…, context_lens=[4, 3, 2], query_start_loc=[0, 1, 6, 7], …)", ValueError,
+        lambda: getattr(layer, name)(q, k_cache, v_cache, tables, contexts, starts, 0.5), [5, 3],
+    )  # fmt: skip
+
+
+@pytest.mark.task(6)
+@BOTH
+def test_several_new_tokens_without_context_give_zeros_and_no_error(layer: Layer, name: str) -> None:
+    (q, k_cache, v_cache, tables, _, starts), dense = scattered([(1, 4), (3, 3)])
+    got = getattr(layer, name)(q, k_cache, v_cache, tables, torch.tensor([4, 0]), starts, 0.5)
+    expected = torch.cat([naive_attention(*dense[0], 0.5), torch.zeros(3, 4, 4)])
+    what = f"{name}(…, context_lens=[4, 0], query_start_loc=[0, 1, 4], …)"
+    expect_close(what, got, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.task(6)
@@ -801,3 +856,17 @@ def test_the_result_has_the_dtype_of_the_query(layer: Layer) -> None:
     )
     expected = naive_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.5)[0]
     expect_close("attend_by_block of a bfloat16 cache", got, expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.task(7)
+def test_a_long_bfloat16_context_is_summed_in_fp32(layer: Layer) -> None:
+    # 600 blocks of one token. A bfloat16 has 8 bits: 256 + 1 is 256, so a sum kept in it stops growing.
+    q, k, v = random_qkv(1, 600, (4, 2))
+    v += torch.arange(600.0)[:, None, None] / 200  # what comes late counts as much as what came first
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    table = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    k_cache, v_cache = torch.empty_like(k)[:, None], torch.empty_like(v)[:, None]
+    k_cache[table, 0], v_cache[table, 0] = k, v
+    got = layer.attend_by_block(q[0], k_cache, v_cache, table, 600, 0.5)
+    what = "attend_by_block of a bfloat16 context of 600, blocks of 1 token"
+    expect_close(what, got, naive_attention(q, k, v, 0.5)[0], atol=1e-2, rtol=1e-2)

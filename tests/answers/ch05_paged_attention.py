@@ -26,6 +26,7 @@ ONLY_NEW = "a sequence attended to its new tokens only, not to its whole context
 EMPTY_CONTEXT = "a softmax over nothing gave NaN: a sequence without context gives zeros"
 NOT_RESCALED = "the maximum grew, and what was summed relative to the old one was not rescaled"
 NO_MAXIMUM = "the maximum was not subtracted, and exp(score) overflowed"
+ONE_MAXIMUM = "one maximum was subtracted from all scores: every head of every token has its own"
 
 FILTER = """        if padding.any():
             k, v, slot_mapping = k[~padding], v[~padding], slot_mapping[~padding]
@@ -54,6 +55,7 @@ TOTAL = "    total = total * rescale + weights.sum(dim=-1)\n"
 WEIGHTED = '    weighted = weighted * rescale[:, None] + torch.einsum("hn,nhd->hd", weights, values)\n'
 NEW_MAXIMUM = "    new_maximum = torch.maximum(maximum, scores.amax(dim=-1))\n"
 LAST_BLOCK = "        num_tokens = min(block_size, context_len - index * block_size)\n"
+FOLD = "        maximum, total, weighted = fold_block(maximum, total, weighted, scores, v)\n"
 DIVIDE = "    return (weighted / total[:, None]).to(q.dtype)\n"
 
 answers = Answers("ch05")
@@ -91,6 +93,9 @@ answers.wrong("writes to a copy", task=1, mistake=WRITES_A_COPY, edits=[
 ])  # fmt: skip
 answers.wrong("block and offset are exchanged", task=1, mistake=SPLIT_WRONG, edits=[
     (STORE, "            N = cache.shape[0]\n            cache[slot_mapping % N, slot_mapping // N] = new.to(cache.dtype)\n"),
+])  # fmt: skip
+answers.wrong("changes the caller's slot_mapping", task=1, edits=[
+    (FILTER, "        given = slot_mapping\n" + FILTER + "        given.clamp_(min=0)\n"),
 ])  # fmt: skip
 answers.wrong("does not convert", task=1, edits=[("new.to(cache.dtype))", "new)")])
 
@@ -134,6 +139,9 @@ answers.wrong("a last block that is not full is left out", task=3, edits=[
 answers.wrong("one block too many where the last one is full", task=3, edits=[
     (GATHER, "    return cache[block_table[: context_len // block_size + 1]].flatten(0, 1)[:context_len]\n"),
 ])  # fmt: skip
+answers.wrong("a view where one block is enough", task=3, edits=[
+    (GATHER, "    if context_len <= block_size:\n        return cache[int(block_table[0]), :context_len]\n" + GATHER),
+])  # fmt: skip
 
 # -- task 4: the mask --------------------------------------------------------------------------------
 
@@ -176,6 +184,15 @@ answers.wrong("masked with a number that is not small enough", task=5, edits=[
 answers.wrong("exp without the maximum", task=5, mistake=NO_MAXIMUM, edits=[
     (SOFTMAX, "    weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)\n"),
 ])  # fmt: skip
+for over, maximum in (
+    ("everything", "scores.amax()"),
+    ("the heads of a token", "scores.amax(dim=(0, 1, 3), keepdim=True)"),
+    ("the heads of a group", "scores.amax(dim=(1, 3), keepdim=True)"),
+    ("the tokens of a head", "scores.amax(dim=(2, 3), keepdim=True)"),
+):
+    answers.wrong(f"one maximum over {over}", task=5, mistake=ONE_MAXIMUM, edits=[
+        (SOFTMAX, f"    weights = (scores - {maximum}).exp()\n    weights = weights / weights.sum(dim=-1, keepdim=True)\n"),
+    ])  # fmt: skip
 answers.wrong("comes back in fp32", task=5, edits=[(RESULT, RESULT.replace(".to(q.dtype)", ""))])
 answers.wrong("K times weights", task=5, edits=[(RESULT, RESULT.replace("v.float()", "k.float()"))])
 
@@ -202,6 +219,12 @@ answers.wrong("uninitialised rows for an empty context", task=6, edits=[
 ])  # fmt: skip
 answers.wrong("more new tokens than context is let through", task=6, edits=[
     (REFUSE, "        query_len = min(query_len, context_len)\n        end = start + query_len\n"),
+])  # fmt: skip
+answers.wrong("only the first sequence is checked", task=6, edits=[
+    (REFUSE, REFUSE.replace("if query_len", "if seq == 0 and query_len")),
+])  # fmt: skip
+answers.wrong("several new tokens without context are refused", task=6, edits=[
+    (SKIP + REFUSE, REFUSE.replace("> context_len:", "> max(context_len, 1):") + SKIP),
 ])  # fmt: skip
 answers.wrong("one row per sequence", task=6, edits=[
     (PUT, "        out[end - 1] = attend(q[end - 1 : end], k, v, scale)[0]\n"),
@@ -237,6 +260,9 @@ answers.wrong("the maximum is that of the last block", task=7, edits=[
 ])  # fmt: skip
 answers.wrong("the last block is read to its end", task=7, mistake=READ_UNWRITTEN, edits=[
     (LAST_BLOCK, "        num_tokens = block_size\n"),
+])  # fmt: skip
+answers.wrong("running values in the dtype of the query", task=7, edits=[
+    (FOLD, FOLD.replace("fold_block", "(x.to(q.dtype) for x in fold_block").rstrip() + ")\n"),
 ])  # fmt: skip
 answers.wrong("never divides", task=7, edits=[(DIVIDE, "    return weighted.to(q.dtype)\n")])
 answers.wrong("changes what it was given", task=7, edits=[
