@@ -8,6 +8,7 @@ blocks the next. What it leaves out: whether a part is right. The graders say th
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,7 @@ def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"minipaged_parts_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where dataclasses look for the module of a class
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -99,7 +101,9 @@ def _take_part(module: ModuleType, part: str, file: Path) -> Any:
     theirs = getattr(module, own.__name__, None)
     if theirs is None:
         raise ValueError(f"{file} has no {own.__name__}")
-    for method in vars(own) if isinstance(own, type) else ():
-        if not method.startswith("_") and not hasattr(theirs, method):
+    methods = vars(own) if isinstance(own, type) else {}
+    for method, value in methods.items():
+        is_method = not isinstance(value, property)  # which may as well be an attribute that __init__ sets
+        if is_method and not method.startswith("_") and not hasattr(theirs, method):
             raise ValueError(f"{file}: class {own.__name__} has no {method}")
     return theirs

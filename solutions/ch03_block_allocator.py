@@ -164,8 +164,9 @@ class BlockAllocator:
         wherever in the list that stands.
         """
         # Task 6
-        # 1. Count how often each block is listed, and compare with its users, before anything changes.
-        # 2. Drop the users one by one, in order; a block without users goes to the tail.
+        # 1. Make a list of the blocks: you will go through them twice, and an iterator lasts for once.
+        # 2. Count how often each block is listed, and compare with its users, before anything changes.
+        # 3. Drop the users one by one, in order; a block without users goes to the tail.
         ### BEGIN SOLUTION
         block_ids = list(block_ids)  # it is gone through twice, and an iterator lasts for once
         # Checking each block alone would pass [b, b]; what matters is how many users the list gives up.
@@ -258,7 +259,7 @@ class LinkedFreeQueue:
         """Take a block out, wherever it is. ValueError, with the id, if it is not in the queue."""
         # Task 7
         ### BEGIN SOLUTION
-        if not self._is_in[block_id]:
+        if not 0 <= block_id < self._end or not self._is_in[block_id]:
             raise ValueError(f"block {block_id} is not in the queue")
         self._join(self._before[block_id], self._after[block_id])
         self._is_in[block_id] = False

@@ -11,8 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from minipaged.chapters import CHAPTERS, Chapter
@@ -177,9 +180,32 @@ def test_a_region_becomes_a_stub_and_a_helper_leaves_no_trace() -> None:
     )
 
 
+def test_a_region_in_a_function_is_a_stub_even_if_it_begins_with_a_definition() -> None:
+    nested = MARKED.replace(
+        "    return helper(n)\n", "    # why\n    def inner():\n        return n\n\n    return inner()\n"
+    )
+    commented = nested.replace("### BEGIN SOLUTION\ndef helper", "### BEGIN SOLUTION\n# why\ndef helper")
+    assert make_stub(commented, "ch99_name", [TASK]) == make_stub(MARKED, "ch99_name", [TASK])
+
+
+def test_a_title_may_hold_quotes_and_backslashes() -> None:
+    task = Task(2, 'the "last" one, \\1', stars=1, points=5, minutes=5)
+    stub = make_stub(MARKED, "ch99_name", [task])
+    with pytest.raises(NotImplementedError, match=r'task 2: the "last" one, \\1$'):
+        namespace: dict[str, Any] = {}
+        exec(stub, namespace)
+        namespace["take"](1)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "    ### BEGIN SOLUTION\n    return",
+            "    ### Begin solution \n    return",
+            "line 5: .* is no marker",
+        ),
+        ("    ### END SOLUTION\n\n", "    ### END SOLUTION \n\n", "line 7: .* is no marker"),
         ("    ### END SOLUTION\n", "", "line 9: BEGIN and END"),
         ("    # Task 2\n", "", r"line 4: no line `# Task k`"),
         ("# Task 2", "# Task 3", r"line 5: no line `# Task k`, with k in \[2\]"),
@@ -244,6 +270,45 @@ def test_an_exception_nobody_expected_is_shown_with_the_reader_s_line(tmp_path: 
     text = render(check_chapter(ROOT, CH03, wrong, task=1), ROOT)
     assert "ZeroDivisionError" in text and "in ch03_block_allocator.py, line" in text
     assert "your code printed:" in text and "here" in text
+
+
+def test_a_not_implemented_error_that_is_no_stub_s_is_an_error_like_any_other(tmp_path: Path) -> None:
+    message = '"softmax" not implemented for Long, see task 6'
+    wrong = answer(
+        tmp_path,
+        ("        self._ref_counts[block_id] += 1\n", f"        raise NotImplementedError({message!r})\n"),
+    )
+    report = check_chapter(ROOT, CH03, wrong, task=4)
+    assert report.tasks[0].status == "failed"
+    text = render(report, ROOT)
+    assert message in text and "line" in text and "waits" not in text
+
+
+def test_the_same_failure_is_told_once_and_the_end_of_what_was_printed_is_shown(tmp_path: Path) -> None:
+    loud = "        for number in range(3000):\n            print('line', number)\n"
+    loud += "        raise KeyError('x' * 9000)\n"
+    wrong = answer(tmp_path, ("        self._on_reuse = on_reuse\n", loud))
+    text = render(check_chapter(ROOT, CH03, wrong), ROOT)
+    assert "as above" in text and "line 2999" in text and len(text) < 10_000
+
+
+def test_the_grader_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+    wrong = answer(tmp_path, ("        if n < 0:\n", "        while True: pass\n        if n < 0:\n"))
+    command = [sys.executable, "-m", "minipaged", "check", "ch03", "--task", "2", "--impl", wrong]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as checking:
+        parent = psutil.Process(checking.pid)
+        while not (children := parent.children()):
+            time.sleep(0.1)
+        time.sleep(3)
+        checking.kill()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert gone and not alive
+
+
+def test_progress_that_cannot_be_kept_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / ".minipaged").write_text("a file where a folder should be")
+    with pytest.warns(UserWarning, match="progress is not kept"):
+        Progress().save(tmp_path)
 
 
 def test_a_missing_class_is_the_reader_s_mistake(tmp_path: Path) -> None:

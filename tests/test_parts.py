@@ -170,6 +170,26 @@ def test_a_file_that_cannot_be_imported_is_an_error_with_the_reason(tmp_path: Pa
         load_parts(tmp_path, "ch03")
 
 
+def test_a_file_may_have_dataclasses_and_attributes_for_properties(tmp_path: Path):
+    source = """
+from __future__ import annotations
+from dataclasses import dataclass
+from minipaged.block_allocator import BlockAllocator as Own
+
+@dataclass
+class Node:
+    block_id: int
+
+class BlockAllocator:
+    def __init__(self, num_blocks, on_reuse=None):
+        self.num_free = num_blocks
+"""
+    methods = [name for name in vars(BlockAllocator) if not name.startswith("_") and name != "num_free"]
+    source += "".join(f"    {name} = Own.{name}\n" for name in methods)
+    write_chapter(tmp_path, "ch03", source)
+    assert load_parts(tmp_path, "ch03").block_allocator(3).num_free == 3
+
+
 def test_a_class_that_is_missing_is_an_error_with_file_and_class(tmp_path: Path):
     write_chapter(tmp_path, "ch03", "class Allocator: pass\n")
     with pytest.raises(ValueError, match=r"(?s)ch03_block_allocator\.py.*BlockAllocator"):

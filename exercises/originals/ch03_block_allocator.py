@@ -130,8 +130,9 @@ class BlockAllocator:
         wherever in the list that stands.
         """
         # Task 6 ★★ give many back, or none (20 points, about 15 minutes)
-        # 1. Count how often each block is listed, and compare with its users, before anything changes.
-        # 2. Drop the users one by one, in order; a block without users goes to the tail.
+        # 1. Make a list of the blocks: you will go through them twice, and an iterator lasts for once.
+        # 2. Count how often each block is listed, and compare with its users, before anything changes.
+        # 3. Drop the users one by one, in order; a block without users goes to the tail.
         raise NotImplementedError("ch03_block_allocator, task 6: give many back, or none")
 
     # Helpers of your own go here.

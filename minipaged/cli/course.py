@@ -32,7 +32,7 @@ POLL_S = 0.3
 def check(ctx: click.Context, chapters: tuple[str, ...], task: int | None, watch: bool, impl: str) -> None:
     """Grade your exercises: points for each task, and what is wrong in the layer's own words.
 
-    Without a chapter, every chapter's points. The exit code is 0 if every task but the challenges passed.
+    Without a chapter: how far you are. The exit code is 0 if every task but the challenges passed.
     Your code runs on this machine with your rights, beside the tests: this is for yourself, not for grades.
 
     \b
@@ -42,7 +42,10 @@ def check(ctx: click.Context, chapters: tuple[str, ...], task: int | None, watch
       minipaged check
     """
     root = find_root()
-    chosen = [find_chapter(root, key) for key in chapters] or graded_chapters(root)
+    chosen = [find_chapter(root, key) for key in chapters]
+    if not chosen and not (watch or task):
+        click.echo(_overview(root))
+        return
     if (watch or task is not None) and len(chapters) != 1:
         raise click.UsageError("--task and --watch take one chapter, as `minipaged check ch03 --watch`")
     if watch:
@@ -50,7 +53,7 @@ def check(ctx: click.Context, chapters: tuple[str, ...], task: int | None, watch
     reports = [check_chapter(root, chapter, impl, task) for chapter in chosen]
     if impl == "exercises":
         _remember(root, reports)
-    for report in reports if chapters else []:
+    for report in reports:
         click.echo(render(report, root))
     if impl == "exercises" and task is None:
         click.echo(_overview(root))

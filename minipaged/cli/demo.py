@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minipaged.cli import open_model, printable
+from minipaged.course.tasks import find_root
 from minipaged.recording import Arrival, Frame, Recorder, save_recording
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ WORKLOAD = (
     (14, SYSTEM, "How do I keep basil fresh?", 1),
 )
 MAX_TOKENS = 32
+MAX_STEPS = 5_000  # far more than any pool takes; a layer that gets nowhere would go on for ever
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the letters say the same without them.
 COLOURS = dict(zip("ABCDE", ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442"), strict=True))
 LEGEND = "A block of A   C3 shared by 3   a free, but A's tokens are cached   · free"
@@ -106,7 +108,11 @@ def new_recorder(
     if num_blocks is None:  # enough for two prompts and three outputs
         longest = sorted(len(arrival.prompt) for arrival in arrivals)[-2:]
         num_blocks = (sum(longest) + 3 * MAX_TOKENS) // block_size
-    folder, _, chapters = (use or "").rpartition(":")
+    folder, colon, chapters = (use or "").rpartition(":")
+    if use and not (folder and colon and chapters):
+        raise ValueError(f"--use takes FOLDER:CHAPTERS, as exercises:ch03,ch04, got {use!r}")
+    if folder and not Path(folder).is_dir() and (find_root() / folder).is_dir():
+        folder = str(find_root() / folder)  # from notebooks/, say
     engine = Engine(
         llm.model, llm.tokenizer, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=64,
         preemption_mode="swap" if swap else "recompute", num_cpu_blocks=num_blocks if swap else 0,
@@ -123,6 +129,8 @@ def watch(recorder: Recorder, console: Console, pause: float | None, steps: int 
     frames = recorder.frames
     with nullcontext() if pause is None else Live(console=console, auto_refresh=False) as live:
         while len(frames) != steps and recorder.step():
+            if len(frames) >= MAX_STEPS:
+                raise RuntimeError(f"{MAX_STEPS} steps, and {list(recorder.engine.requests)} are not done")
             if live is None:
                 console.print(Rule(style="dim"), draw(frames, console.width, recent=1))
             else:
@@ -195,7 +203,7 @@ def _blaming(use: str) -> Iterator[None]:
     """Say in one line what went wrong in a reader's layer, and where."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         folder = Path(use.rpartition(":")[0]).resolve()
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if folder in Path(frame.filename).resolve().parents]

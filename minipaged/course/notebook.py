@@ -27,6 +27,7 @@ PROMPTS = (
 )
 MAX_TEXT = 90  # characters of an answer that are printed
 POOL_TOKENS, BLOCK_SIZE, OUTPUT_TOKENS = 64, 4, 24
+MAX_STEPS = 500  # ten times what it takes
 
 
 def check(chapter: str, task: int | None = None) -> None:
@@ -65,7 +66,7 @@ def serve_with(*chapters: str, folder: str = "exercises") -> None:
         print(f"{names} can't serve yet: {error}.")
         print("Until it is written, the package's own layer takes its place. It says:")
         got, preemptions = expected, 0
-    except Exception as error:  # whatever a layer may raise is the reader's news, not a crash
+    except (Exception, SystemExit) as error:  # whatever a layer may raise is the reader's news, not a crash
         print(f"{names} could not serve: {type(error).__name__}: {error}")
         return
     else:
@@ -98,6 +99,8 @@ def _serve(llm: LLM, parts: Parts, pool_tokens: int) -> tuple[list[list[int]], i
         engine.add_request(str(number), llm.tokenizer.encode(prompt)[:12], params)
     outputs: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
+        if engine.stats().steps >= MAX_STEPS:
+            raise RuntimeError(f"{MAX_STEPS} steps taken, and {list(engine.requests)} are not done")
         outputs |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
         check_invariants(engine)
     return [outputs[str(number)] for number in range(len(PROMPTS))], engine.stats().preemptions

@@ -131,9 +131,7 @@ class PressureReplay:
         self.num_steps += 1
         self.sum_running += len(self.running)
         computed, moved = self.num_computed - before[0], self.num_moved - before[1]
-        self.seconds += (
-            self.costs.per_step + computed * self.costs.per_token + moved * self.costs.per_block
-        )
+        self.seconds += self.costs.per_step + computed * self.costs.per_token + moved * self.costs.per_block
 
     def _grow(self, branch: Branch) -> None:
         is_full = branch.table.num_tokens % self.block_size == 0

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from minipaged.course.report import ChapterReport
 
@@ -33,16 +35,23 @@ class Progress:
                 {k: {t: int(n) for t, n in v.items()} for k, v in data["points"].items()},
                 {k: {t: int(n) for t, n in v.items()} for k, v in data["hints"].items()},
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return cls()
 
     def save(self, root: Path) -> None:
-        """Write the file in one piece, so that a process killed half-way loses nothing."""
+        """Write the file in one piece, so that a process killed half-way loses nothing.
+
+        Where it can't be written (a read-only folder), a warning says so; what was checked still stands.
+        """
         file = _file(root)
-        file.parent.mkdir(exist_ok=True)
-        draft = file.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(draft, file)
+        text = json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as draft:
+                draft.write(text)
+            os.replace(draft.name, file)
+        except OSError as error:
+            warnings.warn(f"progress is not kept: {error}", stacklevel=2)
 
     def take(self, report: ChapterReport) -> None:
         """Remember the points of the tasks that a check has judged; the others stay."""

@@ -112,7 +112,9 @@ def render(report: ChapterReport, root: Path) -> str:
     for task in report.tasks:
         lines += [_task_line(task)]
         first = task.first_failure
-        if task.status == "failed" and not (first and any(first.says_the_same_as(other) for other in shown)):
+        if first and any(first.says_the_same_as(other) for other in shown):
+            lines.append("      as above")
+        elif task.status == "failed":
             lines += [f"      {line}".rstrip() for line in explain(task)]
             shown += [first] if first else []
     return "\n".join([*lines, "", *_what_next(report, root)])

@@ -7,12 +7,14 @@ leaves no trace in the exercise. What it leaves out: writing files; `tools/build
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
 from minipaged.course.tasks import Task
 
 _MARKER = re.compile(r"^ *### (BEGIN|END) SOLUTION$", re.MULTILINE)
+_ALMOST = re.compile(r"^[ \t]*#+ *(BEGIN|END)\W*SOLUTION.*$", re.MULTILINE | re.IGNORECASE)
 _REGION = re.compile(r"^( *)### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION$", re.MULTILINE | re.DOTALL)
 _TASK = re.compile(r"^( *)# Task (\d+)$", re.MULTILINE)
 _DEF = re.compile(r"^ *(def|class) ", re.MULTILINE)
@@ -34,10 +36,15 @@ def make_stub(solution: str, file_stem: str, tasks: Iterable[Task]) -> str:
 
     def replace(region: re.Match[str]) -> str:
         indent, code = region.groups()
-        if code.lstrip().startswith(("def ", "class ", "@")):
+        first = next(
+            (line for line in code.splitlines() if line.strip() and not line.strip().startswith("#")), ""
+        )
+        is_in_function = len(indent) > _indent_of_definition_above(solution, region.start())
+        if not is_in_function and first.strip().startswith(("def ", "class ", "@")):
             return ""
         task = by_number[_task_above(solution, region.start(), file_stem, set(by_number))]
-        return f'{indent}raise NotImplementedError("{task.stub_message(file_stem)}")'
+        message = json.dumps(task.stub_message(file_stem), ensure_ascii=False)
+        return f"{indent}raise NotImplementedError({message})"
 
     stub = _REGION.sub(replace, solution)
     marked = {int(number) for _, number in _TASK.findall(stub)}
@@ -46,12 +53,24 @@ def make_stub(solution: str, file_stem: str, tasks: Iterable[Task]) -> str:
             f"{file_stem}: tasks {sorted(marked)} are marked, the grader has {sorted(by_number)}"
         )
     for number, task in by_number.items():  # the headline once, above the task's first function
-        stub = re.sub(rf"(?m)^( *)# Task {number}$", rf"\1# {task.headline()}", stub, count=1)
+        found = re.search(rf"(?m)# Task {number}$", stub)
+        assert found is not None
+        stub = f"{stub[: found.start()]}# {task.headline()}{stub[found.end() :]}"
     return re.sub(r"\n{4,}", "\n\n\n", stub).rstrip() + "\n"
 
 
+def _indent_of_definition_above(text: str, position: int) -> int:
+    """How far the nearest `def` above is indented; a region not further in than that is outside of it."""
+    found = list(re.finditer(r"^( *)def ", text[:position], re.MULTILINE))
+    return len(found[-1][1]) if found else 10**6
+
+
 def _check_markers(text: str, file_stem: str) -> None:
-    """BEGIN and END must take turns."""
+    """BEGIN and END must take turns, and be written exactly so."""
+    for found in _ALMOST.finditer(text):
+        if not _MARKER.match(text, found.start()):
+            line = text.count("\n", 0, found.start()) + 1
+            raise MarkerError(f"{file_stem}, line {line}: {found[0]!r} is no marker, but looks like one")
     markers = list(_MARKER.finditer(text))
     for index, marker in enumerate(markers):
         is_alone = index == len(markers) - 1 and marker[1] == "BEGIN"

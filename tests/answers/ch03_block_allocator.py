@@ -179,6 +179,33 @@ answers.wrong(
     edits=[("        block_ids = list(block_ids)", "        block_ids = sorted(set(block_ids))")],
 )  # fmt: skip
 answers.wrong(
+    "goes through an iterator twice", task=6,
+    mistake="the blocks were gone through twice, and an iterator is empty the second time",
+    edits=[("        block_ids = list(block_ids)  # it is gone through twice, and an iterator lasts for once\n", "")],
+)  # fmt: skip
+answers.wrong(
+    "does not say which block", task=6,
+    edits=[('f"double free: block {block_id} has {users} user(s), freed {times} time(s)"', '"a double free"')],
+)  # fmt: skip
+answers.wrong(
+    "reports a freed block as reused", task=4,
+    edits=[(LAST_USER, LAST_USER + "                if self._on_reuse:\n                    self._on_reuse(block_id)\n")],
+)  # fmt: skip
+answers.wrong(
+    "reports a shared block as reused", task=4,
+    edits=[("        self._ref_counts[block_id] += 1\n", "        self._ref_counts[block_id] += 1\n        if self._on_reuse:\n            self._on_reuse(block_id)\n")],
+)  # fmt: skip
+answers.wrong(
+    "a counter of free blocks that revive forgets", task=6,
+    edits=[
+        ("        return len(self._free_queue)\n", "        return self._num_free\n"),
+        ("self._on_reuse = on_reuse\n", "self._on_reuse = on_reuse\n        self._num_free = num_blocks\n"),
+        ("        if n > self.num_free:\n            raise OutOfBlocks(needed=n, free=self.num_free,", "        if n > len(self._free_queue):\n            raise OutOfBlocks(needed=n, free=self.num_free,"),
+        ("popitem(last=False)\n", "popitem(last=False)\n        self._num_free -= 1\n"),
+        ("                self._free_queue[block_id] = None\n", "                self._free_queue[block_id] = None\n                self._num_free += 1\n"),
+    ],
+)  # fmt: skip
+answers.wrong(
     "frees in reverse", task=6,
     edits=[("        for block_id in block_ids:\n            self._ref", "        for block_id in reversed(block_ids):\n            self._ref")],
 )  # fmt: skip
@@ -188,7 +215,7 @@ answers.wrong(
 )  # fmt: skip
 answers.wrong(
     "the linked queue removes what is not there", task=7,
-    edits=[("        if not self._is_in[block_id]:\n", "        if False:\n")],
+    edits=[("        if not 0 <= block_id < self._end or not self._is_in[block_id]:\n", "        if False:\n")],
 )  # fmt: skip
 
 answers.right(
@@ -292,7 +319,7 @@ class LinkedFreeQueue:
         self.tail = block_id
 
     def remove(self, block_id):
-        if not self.member[block_id]:
+        if block_id not in range(len(self.member)) or not self.member[block_id]:
             raise ValueError(block_id)
         self.member[block_id], self.count = False, self.count - 1
         before, after = self.prev[block_id], self.next[block_id]
