@@ -423,6 +423,37 @@ def test_an_unknown_chapter_or_task_is_one_line(reader: Path, arguments: list[st
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "ch03" in done.stderr
 
 
+def test_a_link_is_kept_as_its_text_and_never_written_through(reader: Path, tmp_path: Path) -> None:
+    exercise = reader / "exercises" / f"{CH03.file_stem}.py"
+    elsewhere = tmp_path / "mine.py"
+    elsewhere.write_text("my work\n")
+    exercise.unlink()
+    exercise.symlink_to(elsewhere)
+    assert minipaged(reader, "reset", "ch03", "--yes").returncode == 0
+    assert elsewhere.read_text() == "my work\n" and not exercise.is_symlink()
+    (backup,) = (reader / "exercises" / "backups").iterdir()
+    assert backup.read_text() == "my work\n" and not backup.is_symlink()
+
+
+def test_a_terminal_that_knows_no_star_is_shown_the_rest(reader: Path) -> None:
+    command = [sys.executable, "-m", "minipaged", "check", "ch03", "--task", "1"]
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, cwd=reader, capture_output=True, env=environment)
+    assert done.returncode == 1 and b"not written yet" in done.stdout and not done.stderr
+
+
+def test_exercises_without_their_tests_are_not_another_folder_s(tmp_path: Path) -> None:
+    (tmp_path / "exercises").mkdir()
+    (tmp_path / "exercises" / "ch03_block_allocator.py").write_text("")
+    with pytest.raises(ValueError, match="no tests/"):
+        find_root(tmp_path)
+
+
+def test_without_a_chapter_check_says_how_far_one_is_and_runs_nothing(reader: Path) -> None:
+    done = minipaged(reader, "check")
+    assert done.returncode == 0 and "the course so far: 0 of" in done.stdout
+
+
 def test_progress_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / ".minipaged").mkdir()
     for text in ("", "[]", '{"points": 3, "hints": {}}', '{"points": {"ch03": {"1": "x"}}, "hints": {}}'):

@@ -104,10 +104,15 @@ def update_exercises(root: Path, keys: list[str], check: bool) -> list[Path]:
     return stale
 
 
+def read(path: Path) -> str:
+    """A file's text, and "" if there is none; what a reader wrote need not be UTF-8."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
 def update_exercise(exercise: Path, stub: str, check: bool) -> bool:
     """Write one exercise and its original unless `check`, and say whether it was (or is) stale."""
     original = exercise.parent / "originals" / exercise.name
-    before, now = (path.read_text(encoding="utf-8") if path.exists() else "" for path in (original, exercise))
+    before, now = (read(path) for path in (original, exercise))
     stale = before != stub or now != stub
     if stale and check:
         print(f"{exercise.name}: STALE\n" + "\n".join(first_differences(now, stub)))

@@ -24,6 +24,10 @@ def main(keys: list[str]) -> int:
     num_problems = 0
     for chapter in chapters:
         tasks = load_tasks(ROOT, chapter)
+        if not (ROOT / "tests" / "answers" / f"{chapter.file_stem}.py").exists():
+            print(f"{chapter.key} has no tests/answers/{chapter.file_stem}.py")
+            num_problems += 1
+            continue
         verdicts = [judge(ROOT, chapter, answer) for answer in load_answers(ROOT, chapter)]
         print(matrix(chapter.key, [task.number for task in tasks], verdicts), flush=True)
         num_problems += sum(bool(verdict.problem) for verdict in verdicts)

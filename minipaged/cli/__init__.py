@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from importlib import import_module
+from io import TextIOWrapper
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,6 +84,9 @@ def main() -> None:
 
     Commands use the model smollm2-135m if `minipaged fetch` has brought it, else a tiny random one.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal or a pipe that knows no star shall get a "?"
+            stream.reconfigure(errors="replace")
 
 
 _SERVING_OPTIONS = (

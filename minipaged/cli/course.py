@@ -6,6 +6,7 @@ for oneself, and takes the reader's word.
 
 from __future__ import annotations
 
+import shutil
 import time
 from datetime import datetime
 from pathlib import Path
@@ -115,6 +116,7 @@ def reset(chapter: str, yes: bool) -> None:
         click.confirm(f"Start {file.name} anew? Your version is kept in a backup", abort=True)
     if file.exists():
         click.echo(f"your version is in {_back_up(file).relative_to(root)}")
+    file.unlink(missing_ok=True)  # a link must not be written through
     file.write_text(fresh, encoding="utf-8")
     progress = Progress.load(root)
     progress.forget(found.key)
@@ -123,14 +125,15 @@ def reset(chapter: str, yes: bool) -> None:
 
 
 def _back_up(file: Path) -> Path:
-    """Move a file to exercises/backups, under a name that nothing there has."""
+    """Copy a file, or what a link leads to, to exercises/backups under a name that nothing there has."""
     folder = file.parent / "backups"
     folder.mkdir(exist_ok=True)
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     backup, number = folder / f"{file.stem}.{stamp}.py", 1
     while backup.exists():
         backup, number = folder / f"{file.stem}.{stamp}-{number}.py", number + 1
-    return file.rename(backup)
+    shutil.copyfile(file, backup)
+    return backup
 
 
 def _watch(root: Path, chapter: Chapter, task: int | None, impl: str) -> None:

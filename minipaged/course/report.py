@@ -166,6 +166,9 @@ def _task_line(report: TaskReport) -> str:
 def _what_next(report: ChapterReport, root: Path) -> list[str]:
     """Which task to work on, and what to compare once the chapter, or the task asked for, has passed."""
     stem, key, todo = report.chapter.file_stem, report.chapter.key, report.next_task
+    exercise = f"exercises/{stem}.py"
+    if root not in (Path.cwd(), *Path.cwd().parents):  # somewhere else: say where
+        exercise = str(root / exercise)
     passed = [task.task for task in report.tasks if task.status == "passed"]
     lines = []
     if report.passed and passed:
@@ -175,11 +178,11 @@ def _what_next(report: ChapterReport, root: Path) -> list[str]:
             lines += [f"  task {task.number}: {task.compare}" for task in passed]
     if todo is not None:
         what = "A challenge" if report.passed and todo.task.is_challenge else "Next"
-        where = f"exercises/{stem}.py, task {todo.task.number} (about {todo.task.minutes} minutes)"
+        where = f"{exercise}, task {todo.task.number} (about {todo.task.minutes} minutes)"
         lines.append(f"{what}: {where}. A hint: minipaged hint {key} {todo.task.number}")
     elif not report.passed:
         first = min(number for task in report.tasks for number in task.waits_for)
-        lines.append(f"Next: exercises/{stem}.py, task {first}, which this one needs.")
+        lines.append(f"Next: {exercise}, task {first}, which this one needs.")
     return lines
 
 

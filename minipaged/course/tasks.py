@@ -64,11 +64,14 @@ class Task:
 def find_root(start: Path | None = None) -> Path:
     """The course's folder: the nearest one upwards that has exercises/ and tests/, else the package's own.
 
-    ValueError if there is none, as in an installation without the course.
+    ValueError if there is none, as in an installation without the course, or if its tests/ are missing.
     """
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents, Path(__file__).resolve().parents[2]):
-        if (folder / "exercises").is_dir() and (folder / "tests").is_dir():
+        has_exercises = any((folder / "exercises").glob("ch[0-9][0-9]_*.py"))
+        if has_exercises and not (folder / "tests").is_dir():
+            raise ValueError(f"{folder} has exercises/ but no tests/, which judge them")
+        if has_exercises:
             return folder
     raise ValueError(
         f"no course in {start} or above it (a folder with exercises/ and tests/); "
