@@ -28,7 +28,6 @@ BELOW_ONE = "less than one token: there is always at least one to swap"
 NO_HALF = "the 2 of a multiplication and an addition was lost"
 NO_MATRICES = "the matrices were left out: recomputing is more than attention"
 LOST = "the source's blocks were given up although the target had no room: K and V are lost"
-TAKEN = "blocks of the target were taken before it was known whether there are enough of them"
 LEAK = "the source still counts users who have left: a leak"
 ONE_USER = "a block that two tables share has only one user in the target: freed by one, lost to the other"
 COPIED_TWICE = "a shared block was moved twice: they share nothing any more"
@@ -145,7 +144,7 @@ answers.wrong(
 
 # -- task 4 --------------------------------------------------------------------------------------------------
 
-answers.wrong("rounded down", task=4, mistake=ONE_LESS, edits=[(CROSSOVER, CROSSOVER.replace("math.ceil", "math.floor"))])
+answers.wrong("the crossover rounded down", task=4, mistake=ONE_LESS, edits=[(CROSSOVER, CROSSOVER.replace("math.ceil", "math.floor"))])
 answers.wrong(
     "strictly faster", task=4, mistake=ONE_MORE,
     edits=[(CROSSOVER, "return max(1, math.floor(affordable / (num_layers * num_heads * head_dim) - 1) + 1)")],
@@ -159,11 +158,11 @@ answers.wrong(
     "attention alone", task=4, mistake=NO_MATRICES, edits=[(AFFORDABLE, AFFORDABLE.replace(" - num_parameters", ""))],
 )  # fmt: skip
 answers.wrong(
-    "a token does not see itself", task=4,
+    "a token does not see itself, at the crossover", task=4,
     edits=[(CROSSOVER, CROSSOVER.replace("head_dim) - 1)", "head_dim) + 1)"))],
 )  # fmt: skip
 answers.wrong(
-    "a float", task=4, edits=[(CROSSOVER, CROSSOVER.replace("math.ceil(", "float("))],
+    "a crossover that is no whole number", task=4, edits=[(CROSSOVER, CROSSOVER.replace("math.ceil(", "float("))],
 )  # fmt: skip
 answers.wrong(
     "searches a few tokens only", task=4,
@@ -189,7 +188,7 @@ answers.wrong(
     ],
 )  # fmt: skip
 answers.wrong(
-    "takes one by one until there is none", task=5, mistake=TAKEN,
+    "takes one by one until there is none", task=5,
     edits=[(MOVED, "moved = {block_id: target.allocate() for block_id in distinct}")],
 )  # fmt: skip
 answers.wrong(
