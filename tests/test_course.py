@@ -374,18 +374,23 @@ def test_check_gives_points_and_remembers_them(reader: Path) -> None:
 
 
 def test_watch_checks_again_when_the_file_is_saved(reader: Path) -> None:
+    # A job in the background ignores Ctrl-C, and so would its children: preexec_fn gives the signal back.
     exercise = reader / "exercises" / f"{CH03.file_stem}.py"
     command = [sys.executable, "-u", "-m", "minipaged", "check", "ch03", "--task", "1", "--watch"]
     with subprocess.Popen(
-        command, cwd=reader, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as watching:
+        command, cwd=reader, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as watching:  # fmt: skip
         assert watching.stdout is not None
-        seen = [next(line for line in watching.stdout if "task 1" in line)]
-        exercise.write_text(solution_of(CH03))
-        next(line for line in watching.stdout if "watching" in line)
-        seen.append(next(line for line in watching.stdout if "task 1" in line))
-        watching.send_signal(signal.SIGINT)
-        _, stderr = watching.communicate()
+        try:
+            seen = [next(line for line in watching.stdout if "task 1" in line)]
+            exercise.write_text(solution_of(CH03))
+            next(line for line in watching.stdout if "watching" in line)
+            seen.append(next(line for line in watching.stdout if "task 1" in line))
+            watching.send_signal(signal.SIGINT)
+            _, stderr = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
     assert "not written yet" in seen[0] and "10/10" in seen[1]
     assert watching.returncode == 130, stderr
 
