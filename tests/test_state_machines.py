@@ -36,7 +36,6 @@ from minipaged.prefix_cache import ROOT_KEY, PrefixCache, block_key
 from tests.reference import all_free, finish, not_greedy, tiny_engine, tiny_hf_model
 
 LONG = os.environ.get("MINIPAGED_LONG") == "1"
-pytestmark = pytest.mark.xdist_group("state machines")  # the last test counts what the others did
 NUM_STEPS: Counter[str] = Counter()
 
 
