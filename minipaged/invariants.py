@@ -18,6 +18,8 @@ from minipaged.scheduler import Schedule
 if TYPE_CHECKING:
     from minipaged.engine import Engine
 
+JUNK = 1000.0  # a finite number: NaN would be an error of the sampler's, far from the cause
+
 
 def check_invariants(engine: Engine) -> None:
     """Raise a RuntimeError, saying what is wrong with the numbers, unless all of these hold between two
@@ -52,6 +54,18 @@ def check_invariants(engine: Engine) -> None:
     num_free, num_blocks = memory.allocator.num_free, memory.allocator.num_blocks
     is_idle = not engine.has_unfinished_requests()
     _require(not is_idle or num_free == num_blocks, f"idle, but {num_free} of {num_blocks} blocks free")
+
+
+def fill_with_junk(engine: Engine) -> None:
+    """Fill every slot of the engine's pools with a number that no model computes, before anything is served.
+
+    Fresh memory may hold what an earlier engine wrote there, and then a copy that was left out does no harm.
+    With junk in it, whatever is read before it was written shows in the tokens.
+    """
+    for pool in (engine.kv_cache, engine.cpu_cache):
+        if pool is not None:
+            pool.k.fill_(JUNK)
+            pool.v.fill_(JUNK)
 
 
 def _check_pool(allocator: BlockAllocator, uses: Counter[int]) -> None:

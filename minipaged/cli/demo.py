@@ -96,6 +96,7 @@ def new_recorder(
 ) -> Recorder:
     """An engine with a small pool, at which the workload's requests will arrive. `use`: FOLDER:CHAPTERS."""
     from minipaged.engine import Engine
+    from minipaged.invariants import fill_with_junk
     from minipaged.params import SamplingParams
     from minipaged.parts import load_parts
 
@@ -118,6 +119,7 @@ def new_recorder(
         preemption_mode="swap" if swap else "recompute", num_cpu_blocks=num_blocks if swap else 0,
         parts=load_parts(folder, *chapters.split(",")) if use else None,
     )  # fmt: skip
+    fill_with_junk(engine)
     return Recorder(engine, arrivals)
 
 

@@ -87,13 +87,14 @@ def machine_note() -> str:
 def _serve(llm: LLM, parts: Parts, pool_tokens: int) -> tuple[list[list[int]], int]:
     """The output tokens of all prompts, and how often a request was preempted."""
     from minipaged.engine import Engine
-    from minipaged.invariants import check_invariants
+    from minipaged.invariants import check_invariants, fill_with_junk
     from minipaged.kv_memory import kv_bytes_per_token
     from minipaged.params import SamplingParams
 
     budget = pool_tokens * kv_bytes_per_token(llm.model.config, llm.model.dtype)
     num_blocks = parts.num_blocks_for(budget, BLOCK_SIZE, llm.model.config, llm.model.dtype)
     engine = Engine(llm.model, llm.tokenizer, num_blocks=num_blocks, block_size=BLOCK_SIZE, parts=parts)
+    fill_with_junk(engine)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(str(number), llm.tokenizer.encode(prompt)[:12], params)

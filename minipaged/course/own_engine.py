@@ -14,6 +14,7 @@ from typing import Any
 from minipaged.chapters import CHAPTERS, Chapter
 from minipaged.course.tasks import find_root, import_path
 from minipaged.engine import Engine
+from minipaged.invariants import fill_with_junk
 from minipaged.llm import LLM
 from minipaged.params import RequestOutput, SamplingParams
 from minipaged.parts import Parts, load_parts
@@ -68,6 +69,7 @@ def _serve(llm: LLM, kind: type[Engine], parts: Parts) -> list[list[int]]:
     for mode in ("recompute", "swap"):
         engine = kind(llm.model, llm.tokenizer, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, parts=parts,
                       num_cpu_blocks=NUM_BLOCKS, preemption_mode=mode)  # fmt: skip
+        fill_with_junk(engine)
         for number, prompt in enumerate(PROMPTS):
             n = 1 + number % 2
             params = SamplingParams(n=n, temperature=1e-3, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
