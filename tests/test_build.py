@@ -149,9 +149,7 @@ def test_only_the_chapters_named_are_built_and_an_unknown_one_is_an_error(tmp_pa
     write_source(tmp_path, "ch02_two", "# %%\n2\n")
     assert build(tmp_path, "ch02").stdout == "ch02_two: built\n"
     done = build(tmp_path, "ch09")
-    assert (
-        done.returncode == 1 and "no source for ['ch09']" in done.stderr and "['ch01', 'ch02']" in done.stderr
-    )
+    assert done.returncode == 1 and "no chapter ch09; there are ch01, ch02" in done.stderr
 
 
 @pytest.mark.skipif(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -259,6 +260,20 @@ def test_a_file_that_cannot_be_imported_says_where(tmp_path: Path) -> None:
     assert "SyntaxError in line" in text and text.count("SyntaxError") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("x = '\0'", "line 5"),
+        ("int('x')", "ValueError in line 5"),
+        ("json.loads('')", "JSONDecodeError in line 5"),
+    ],
+)
+def test_a_line_that_stops_the_import_is_named(tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / f"{CH03.file_stem}.py"
+    file.write_text(f"import json\n\nx = 0\n# next\n{line}\n", encoding="utf-8")
+    assert words in render(check_chapter(ROOT, CH03, str(file), task=1), ROOT)
+
+
 def test_an_exception_nobody_expected_is_shown_with_the_reader_s_line(tmp_path: Path) -> None:
     wrong = answer(
         tmp_path,
@@ -318,20 +333,41 @@ def test_a_missing_class_is_the_reader_s_mistake(tmp_path: Path) -> None:
     assert "a definition of BlockAllocator" in text
 
 
+# In `revive`, which is task 5; of the other tasks only 6 uses it, in its history.
+REVIVE = "        del self._free_queue[block_id]"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("while True: pass", "did not end within"), ("import os; os._exit(0)", "ended with code 0"),
-     ("import sys; sys.exit(0)", "SystemExit")],
+    [("while True: pass", "did not end in time"),
+     ("import itertools; sum(itertools.count())", "did not end in time"),  # in C, out of a signal's reach
+     ("import sys; sys.exit(0)", "SystemExit"), ("input('why? ')", "the grader has none"),
+     ("breakpoint()", "the grader has none"), ("import pdb; pdb.set_trace()", "the grader has none")],
 )  # fmt: skip
-def test_code_that_never_returns_costs_its_task_and_nothing_else(
+def test_code_that_never_returns_is_shown_with_its_line_and_function(
     tmp_path: Path, line: str, words: str
 ) -> None:
-    wrong = answer(tmp_path, ("        if n < 0:\n", f"        {line}\n        if n < 0:\n"))
-    results = run_grader(ROOT, CH03, wrong, timeout_s=6)
+    wrong = answer(tmp_path, (REVIVE, f"        {line}\n{REVIVE}"))
+    limit_s = 4 if words == "did not end in time" else 60
+    result = run_grader(ROOT, CH03, wrong, task=5, limit_s=limit_s)[0]
+    assert result.outcome == "error" and words in result.message
+    place = rf"in ch03_block_allocator.py, line \d+ \(revive\): {re.escape(line)}"
+    assert re.search(place, result.message), result.message
+
+
+def test_code_that_ends_the_process_costs_its_task_and_no_other(tmp_path: Path) -> None:
+    wrong = answer(tmp_path, (REVIVE, f"        import os; os._exit(0)\n{REVIVE}"))
+    report = check_chapter(ROOT, CH03, wrong)
+    assert [task.task.number for task in report.tasks if task.status != "passed"] == [5, 6]
+    assert "ended with code 0" in report.tasks[4].results[0].message
+
+
+def test_what_is_not_judged_when_the_time_for_the_chapter_is_over_has_failed(tmp_path: Path) -> None:
+    wrong = answer(tmp_path, ("        if n < 0:\n", "        while True: pass\n        if n < 0:\n"))
+    results = run_grader(ROOT, CH03, wrong, timeout_s=3)
     report = sort_results(CH03, list(load_tasks(ROOT, CH03)), results)
-    assert report.tasks[0].status == "passed" and report.tasks[1].status == "failed"
-    assert words in " ".join(result.message for result in report.tasks[1].results)
-    assert not report.passed
+    assert report.tasks[-1].status == "failed" and not report.tasks[-1].results
+    assert "the time for the whole chapter ran out" in render(report, ROOT)
 
 
 def test_a_task_that_no_test_judged_has_not_passed() -> None:
@@ -398,7 +434,7 @@ def test_watch_checks_again_when_the_file_is_saved(reader: Path) -> None:
 def test_hints_come_one_at_a_time(reader: Path) -> None:
     hints = load_tasks(ROOT, CH03)[0].hints
     for number in (1, 2, 3, 3):
-        shown = minipaged(reader, "hint", "ch03").stdout
+        shown = " ".join(minipaged(reader, "hint", "ch03").stdout.split())
         assert [hint in shown for hint in hints] == [index < number for index in range(3)]
     assert minipaged(reader, "hint", "ch03", "6").stdout.count("1. ") == 1
     failed = minipaged(reader, "hint", "ch03", "99")
@@ -457,6 +493,19 @@ def test_exercises_without_their_tests_are_not_another_folder_s(tmp_path: Path) 
 def test_without_a_chapter_check_says_how_far_one_is_and_runs_nothing(reader: Path) -> None:
     done = minipaged(reader, "check")
     assert done.returncode == 0 and "the course so far: 0 of" in done.stdout
+
+
+def test_a_chapter_that_somebody_still_writes_does_not_hide_the_others(reader: Path) -> None:
+    grader = reader / "tests" / "test_ch02_contiguous.py"
+    text = grader.read_text(encoding="utf-8")
+    try:
+        for unfinished in ("", "TASKS = ()", "TASKS = (Task(1),)", "TASKS = ("):
+            grader.write_text(unfinished, encoding="utf-8")
+            done = minipaged(reader, "check")
+            assert done.returncode == 0 and "the course so far: 0 of" in done.stdout, done.stderr
+            assert "  ch02 " in done.stdout and "test_ch02_contiguous.py" in done.stdout
+    finally:
+        grader.write_text(text, encoding="utf-8")
 
 
 def test_progress_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -58,9 +58,12 @@ def main() -> int:
     """Build or check what the command line names; 1 if something is stale or can't be built."""
     arguments = _parser().parse_args()
     try:
+        sources = []
+        if arguments.exercises:
+            refuse_unknown(arguments.chapters, {chapter.key for chapter in graded_chapters(arguments.root)})
+        else:
+            sources = find_sources(arguments.root / "notebooks", arguments.chapters)
         stale_exercises = update_exercises(arguments.root, arguments.chapters, arguments.check)
-        notebooks = arguments.root / "notebooks"
-        sources = [] if arguments.exercises else find_sources(notebooks, arguments.chapters)
         changed = [path for path in sources if update(path, arguments.check, arguments.measure)]
     except (BuildError, MarkerError) as error:
         print(error, file=sys.stderr)
@@ -82,12 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def refuse_unknown(chapters: list[str], known: set[str]) -> None:
+    """`BuildError` if a chapter is named that isn't there."""
+    if unknown := set(chapters) - known:
+        raise BuildError(f"no chapter {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+
+
 def find_sources(notebooks: Path, chapters: list[str]) -> list[Path]:
     """The sources of the chapters named ("ch03"), or of all, in the course's order."""
     sources = sorted((notebooks / "source").glob("ch*.py"))
-    known = {path.stem.split("_")[0] for path in sources}
-    if unknown := set(chapters) - known:
-        raise BuildError(f"no source for {sorted(unknown)} in {notebooks / 'source'}: it has {sorted(known)}")
+    refuse_unknown(chapters, {path.stem.split("_")[0] for path in sources})
     return [path for path in sources if not chapters or path.stem.split("_")[0] in chapters]
 
 

@@ -15,7 +15,7 @@ import click
 
 from minipaged.chapters import Chapter
 from minipaged.course.progress import Progress
-from minipaged.course.report import ChapterReport, check_chapter, render
+from minipaged.course.report import WIDTH, ChapterReport, check_chapter, render, wrap
 from minipaged.course.tasks import Task, find_chapter, find_root, graded_chapters, load_tasks
 
 POLL_S = 0.3
@@ -87,7 +87,7 @@ def hint(chapter: str, task: int | None) -> None:
     progress.save(root)
     click.echo(f"{found.key}, {chosen.headline()}")
     for number, text in enumerate(chosen.hints[:count], start=1):
-        click.echo(f"  {number}. {text}")
+        click.echo("\n".join(wrap(f"  {number}. ", text, WIDTH)))
     left = len(chosen.hints) - count
     click.echo(f"{left} more: the same command again." if left else "That was the last hint.")
 
@@ -162,10 +162,15 @@ def _remember(root: Path, reports: list[ChapterReport]) -> None:
 
 
 def _overview(root: Path) -> str:
-    """A bar for every chapter that has exercises, as of its last check."""
+    """A bar for every chapter that has exercises, as of its last check; one that can't be judged says why."""
     progress, lines, reached, total = Progress.load(root), [""], 0, 0
     for chapter in graded_chapters(root):
-        points, most = progress.of(chapter.key), sum(task.points for task in load_tasks(root, chapter))
+        try:
+            most = sum(task.points for task in load_tasks(root, chapter))
+        except ValueError as error:
+            lines.append(f"  {chapter.key} {error}")
+            continue
+        points = progress.of(chapter.key)
         reached, total = reached + points, total + most
         bar = "#" * round(20 * points / most)
         lines.append(f"  {chapter.key} {bar:·<20} {points:>4}/{most:<4} {chapter.title}")

@@ -1,14 +1,19 @@
 """Runs a chapter's grader on somebody's file, in a child process, and collects what every test said.
 
-Why a child: the reader's code may loop for ever, exhaust memory or call `sys.exit`, and it is imported anew
-each time. This is self-check, and it is trust-based: the code under test runs beside the tests and could
-cheat. What it leaves out: points and words (`report.py`).
+Why a child: the reader's code may loop for ever, exhaust memory or end the process, and it is imported anew
+each time. A test that never says anything has failed, and another child judges the tasks that are left. This
+is self-check, and it is trust-based: the code under test runs beside the tests and could cheat. What it
+leaves out: points and words (`report.py`).
 """
 
 from __future__ import annotations
 
+import builtins
+import faulthandler
 import json
+import linecache
 import os
+import pdb
 import re
 import signal
 import subprocess
@@ -16,24 +21,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import pytest
 
 from minipaged.chapters import Chapter
 from minipaged.course.tasks import find_chapter, grader_file
 
-TIMEOUT_S = 60
+TEST_LIMIT_S = 10.0  # for one test; the slowest of a right answer takes a second or two
+TIMEOUT_S = 60.0  # for a chapter
 # One thread, the same order of sets every time, and no plugins that happen to be installed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+ORDER, RESULTS, STACK = "order.json", "results.jsonl", "stack.txt"  # what parent and child pass each other
 MAX_PRINTED = 2000  # characters of what the reader's code printed, the last ones
 MAX_MESSAGE = 1000  # characters of an exception's message
 _STUB = re.compile(r"ch\d\d_\w+, task \d+: ")  # what a stub says; torch raises NotImplementedError as well
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # how faulthandler shows one
 
 
 @dataclass
@@ -65,56 +73,91 @@ class TestResult:
 
 
 def run_grader(
-    root: Path, chapter: Chapter, impl: str, task: int | None = None, timeout_s: float = TIMEOUT_S
-) -> list[TestResult]:
-    """Judge `impl` in a child process. A test that does not end within `timeout_s` is failed, and so is all
-    after it."""
+    root: Path, chapter: Chapter, impl: str, task: int | None = None,
+    limit_s: float = TEST_LIMIT_S, timeout_s: float = TIMEOUT_S,
+) -> list[TestResult]:  # fmt: skip
+    """Judge `impl` in a child process, and in another one what is left if a test has ended the first.
+
+    A test that takes more than `limit_s` has failed, and so has one that ends the process; the other tests of
+    its task are left out then, and those of other tasks, which may well run into the same loop, get a third
+    of the time. `timeout_s` is for all together: what has not been judged by then is not.
+    """
+    subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
+    end = time.monotonic() + timeout_s
+    results: list[TestResult] = []
+    lost: list[int] = []  # tasks of tests that never said anything
+    while time.monotonic() < end:
+        order = {"root": str(root), "key": chapter.key, "impl": subject, "task": task,
+                 "limit_s": limit_s / 3 if lost else limit_s,
+                 "judged": [result.name for result in results], "lost": lost}  # fmt: skip
+        lines, ending, output = _run_child(root, order, end)
+        if not lines and not results:
+            raise RuntimeError(f"the grader could not run ({ending}):\n{output[-3000:]}")
+        results += [TestResult(**line) for line in lines if "running" not in line]
+        if not lines or "running" not in lines[-1]:
+            break
+        name, number = lines[-1]["running"], lines[-1]["task"]
+        results.append(TestResult(name, number, "error", f"while this test ran, {ending}"))
+        lost.append(number)
+    return results
+
+
+def _run_child(root: Path, order: dict[str, Any], end: float) -> tuple[list[dict[str, Any]], str, str]:
+    """What one child wrote, line by line, how it ended, and what it printed besides."""
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.jsonl"
-        subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
-        arguments = [str(root), chapter.key, subject, str(results), str(task or 0)]
+        results, stack = Path(folder) / RESULTS, Path(folder) / STACK
+        (Path(folder) / ORDER).write_text(json.dumps(order), encoding="utf-8")
         child = subprocess.Popen(
-            [sys.executable, "-m", "minipaged.course.grader", *arguments],
+            [sys.executable, "-m", "minipaged.course.grader", folder],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True, cwd=root, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         try:
-            output, _ = child.communicate(timeout=timeout_s)
+            output, _ = child.communicate(timeout=max(0.0, end - time.monotonic()))
             ending = f"the process ended with code {child.returncode}"
         except subprocess.TimeoutExpired:
-            output, ending = "", f"it did not end within {timeout_s:g} s: an endless loop?"
+            output, ending = "", "the time for the whole chapter ran out"
         finally:
             _kill(child)
+        frames = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    return _read_results([json.loads(line) for line in lines], ending, output)
+    if frames.startswith("Timeout"):
+        ending = "it did not end in time: an endless loop?"
+    places = [(path, int(line), function) for path, line, function in _FRAME.findall(frames)]
+    return [json.loads(line) for line in lines], ending + _reader_s_place(places), output
 
 
 def run_here(
-    root: Path, chapter: Chapter, impl: str, task: int | None, sink: TextIO, max_failures: int = 0
-) -> int:
+    root: Path, chapter: Chapter, impl: str, task: int | None, sink: TextIO, max_failures: int = 0,
+    judged: Collection[str] = (), lost: Collection[int] = (), plugins: Iterable[object] = (),
+) -> None:  # fmt: skip
     """Judge `impl` in this process; what every test says goes to `sink` as it comes, a line of JSON each.
 
-    max_failures: stop after so many; 0 for never.
+    max_failures: stop after so many; 0 for never. judged, lost: tests and tasks to leave out. plugins: more
+    of pytest's.
     """
-    collector = _Collector(task, sink)
-    options = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=no"]
-    options += [f"--maxfail={max_failures}"]
-    plugin = ["-p", "minipaged.course.pytest_plugin", "--impl", impl, "--rootdir", str(root)]
-    file = str(grader_file(root, chapter))
-    return int(
-        pytest.main([*options, *plugin, "-c", str(root / "pyproject.toml"), file], plugins=[collector])
-    )
+    options = ["-o", "addopts=", "--import-mode=importlib", "-q", "--tb=no", f"--maxfail={max_failures}"]
+    # The exception hooks run the garbage collector three times: half a second beside a loaded PyTorch.
+    off = ("cacheprovider", "faulthandler", "debugging", "unraisableexception", "threadexception")
+    for name in (*(f"no:{plugin}" for plugin in off), "minipaged.course.pytest_plugin"):
+        options += ["-p", name]
+    subject = ["--impl", impl, "--rootdir", str(root), "-c", str(root / "pyproject.toml")]
+    collector = _Collector(task, sink, judged, lost)
+    pytest.main([*options, *subject, str(grader_file(root, chapter))], plugins=[collector, *plugins])
 
 
 class _Collector:
     """A pytest plugin that writes down what every test says."""
 
-    def __init__(self, task: int | None, sink: TextIO) -> None:
-        self.task, self.sink = task, sink
+    def __init__(
+        self, task: int | None, sink: TextIO, judged: Collection[str], lost: Collection[int]
+    ) -> None:
+        self.task, self.sink, self.judged, self.lost = task, sink, judged, lost
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.task is not None:
             items[:] = [item for item in items if _task_of(item) == self.task]
+        items[:] = [i for i in items if i.name not in self.judged and _task_of(i) not in self.lost]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._write({"running": item.name, "task": _task_of(item)})
@@ -150,7 +193,10 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         result.outcome, result.message = "missing", str(error)
     elif error is not None:
         result.outcome = "error"
-        result.message = f"{type(error).__name__}: {_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
+        assert call.excinfo is not None
+        frames = [(str(f.path), f.lineno + 1, f.name) for f in reversed(call.excinfo.traceback)]
+        message = _plain(str(error))[:MAX_MESSAGE]
+        result.message = f"{type(error).__name__}: {message}{_reader_s_place(frames)}"
     if not report.passed:
         result.printed = _plain(report.capstdout)[-MAX_PRINTED:]
     return result
@@ -161,24 +207,15 @@ def _plain(text: str) -> str:
     return "".join(c for c in _ANSI.sub("", text) if c.isprintable() or c in "\n\t")
 
 
-def _place(call: pytest.CallInfo[None]) -> str:
-    """Where the reader's own file was when an exception came: the deepest of its lines in the traceback."""
-    assert call.excinfo is not None
-    for entry in reversed(call.excinfo.traceback):
-        path = Path(str(entry.path))
-        if path.parent.name in ("exercises", "solutions") or path.stem.startswith("ch"):
-            return f"\n  in {path.name}, line {entry.lineno + 1}: {str(entry.statement).strip()}"
+def _reader_s_place(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Where the reader's own file was: the first of its frames (file, line, function), the deepest coming
+    first."""
+    for name, line, function in frames:
+        file = Path(name)
+        if file.parent.name in ("exercises", "solutions") or file.stem.startswith("ch"):
+            linecache.checkcache(name)  # the reader edits it
+            return f"\n  in {file.name}, line {line} ({function}): {linecache.getline(name, line).strip()}"
     return ""
-
-
-def _read_results(lines: list[dict[str, Any]], ending: str, output: str) -> list[TestResult]:
-    results = [TestResult(**line) for line in lines if "running" not in line]
-    if not lines:
-        raise RuntimeError(f"the grader could not run ({ending}):\n{output[-3000:]}")
-    last = lines[-1]
-    if "running" in last:  # a test began and never said anything
-        results.append(TestResult(last["running"], last["task"], "error", f"while this test ran, {ending}"))
-    return results
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
@@ -197,13 +234,41 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def main(arguments: list[str]) -> int:
-    """The child's side: root, chapter, subject, results file, task (0 for all)."""
-    root, key, impl, results, task = arguments
+class _Watch:
+    """A pytest plugin that ends the process when a test takes too long; `stack` says where it was then."""
+
+    def __init__(self, limit_s: float, stack: TextIO) -> None:
+        self.limit_s, self.stack = limit_s, stack
+        faulthandler.enable(stack)  # also where it was when it crashed
+
+    def pytest_runtest_setup(self) -> None:
+        faulthandler.dump_traceback_later(self.limit_s, file=self.stack, exit=True)
+
+    def pytest_runtest_teardown(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class NoKeyboard(BaseException):
+    """Somebody waits for an answer that can't come. No `Exception`: nothing on the way shall catch it."""
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise NoKeyboard(
+        "your code waits for the keyboard (input or breakpoint), and the grader has none. "
+        "What you print is shown with a failure; to step through it, run it in a Python of your own"
+    )
+
+
+def main(folder: Path) -> None:
+    """The child's side: `folder` has the order, and takes what the tests say."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    with open(results, "w", encoding="utf-8") as sink:
-        return run_here(Path(root), find_chapter(Path(root), key), impl, int(task) or None, sink)
+    builtins.input = sys.breakpointhook = pdb.set_trace = _refuse
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    root, limit_s = Path(order.pop("root")), order.pop("limit_s")
+    chapter = find_chapter(root, order.pop("key"))
+    with open(folder / RESULTS, "w", encoding="utf-8") as sink, open(folder / STACK, "w") as stack:
+        run_here(root, chapter, sink=sink, plugins=[_Watch(limit_s, stack)], **order)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(Path(sys.argv[1]))

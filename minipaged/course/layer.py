@@ -11,6 +11,7 @@ import importlib
 import linecache
 import sys
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -76,9 +77,20 @@ def load_layer(root: Path, chapter: Chapter, impl: str) -> Layer:
     try:
         return Layer(import_path(file))
     except Exception as error:
-        where = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        came = f"{type(error).__name__}{where}: {error}"
+        line = _line_of(error, file)
+        came = f"{type(error).__name__}{f' in line {line}' if line else ''}: {error}"
         raise Mismatch(f"import {file.name}", "a file that can be imported", came) from error
+
+
+def _line_of(error: Exception, file: Path) -> int | None:
+    """The line of a file that could not be imported because of it, as far as that can be told."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return error.lineno
+    content = file.read_bytes()
+    if b"\0" in content:  # Python refuses such a file without a word on where
+        return content.count(b"\n", 0, content.index(b"\0")) + 1
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    return lines[-1] if lines else None
 
 
 class Log:

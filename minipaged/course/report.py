@@ -1,7 +1,7 @@
 """What a grader's run means to a reader: points per task, what is wrong and why, what to do next.
 
 What it leaves out: running it (`grader.py`) and colours; a report is lines of plain text, for a terminal and
-a notebook alike.
+a notebook alike. They fit into 80 columns, but for pictures of blocks and what the reader's code printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_grader
 from minipaged.course.tasks import Task, load_tasks
 
-WIDTH = 96
+WIDTH = 80
+INDENT = 6  # of what is said about a task
+LABEL = 18  # columns of "  known mistake:  " and the like
 MARKS = {"passed": "✓", "failed": "✗", "not written": "·", "waiting": "–", "skipped": " "}
 
 
@@ -113,9 +115,9 @@ def render(report: ChapterReport, root: Path) -> str:
         lines += [_task_line(task)]
         first = task.first_failure
         if first and any(first.says_the_same_as(other) for other in shown):
-            lines.append("      as above")
+            lines.append(f"{'':{INDENT}}as above")
         elif task.status == "failed":
-            lines += [f"      {line}".rstrip() for line in explain(task)]
+            lines += [f"{'':{INDENT}}{line}".rstrip() for line in explain(task)]
             shown += [first] if first else []
     return "\n".join([*lines, "", *_what_next(report, root)])
 
@@ -125,11 +127,12 @@ def explain(task: TaskReport) -> list[str]:
     first, more = task.first_failure, len(task.failures) - 1
     if first is None:
         return ["no test judged it: the run broke off before"]
-    lines = [f"{first.title}:"]
+    lines = wrap("", f"{first.title}:")
     if first.mismatch:
         lines += _explain_mismatch(first)
     else:
-        lines += [f"  {line}" for line in first.message.splitlines()]
+        for line in first.message.splitlines():
+            lines += wrap("  ", line)
     if first.printed:
         lines += ["your code printed:", *(f"  {line}" for line in first.printed.splitlines()[-20:])]
     return [*lines, f"and {more} more test{'s' * (more > 1)} of this task"] if more else lines
@@ -137,30 +140,42 @@ def explain(task: TaskReport) -> list[str]:
 
 def _explain_mismatch(result: TestResult) -> list[str]:
     mismatch = result.mismatch
-    lines = [f"  >>> {line}" for line in [*mismatch["history"], mismatch["operation"]]]
+    lines = []
+    for line in [*mismatch["history"], mismatch["operation"]]:
+        lines += wrap("  >>> ", line)
     lines += _labelled("expected", mismatch["expected"]) + _labelled("got", mismatch["got"])
     if mismatch["mistake"]:
         lines += _labelled("known mistake", mismatch["mistake"])
     drawings = [("before", "before"), ("expected after", "wanted"), ("yours after", "came")]
     for title, key in drawings:
         drawing = mismatch[key].splitlines()
-        lines += [f"  {title + ':' if number == 0 else '':<16}{line}" for number, line in enumerate(drawing)]
+        lines += [f"{_label(title if number == 0 else '')}{line}" for number, line in enumerate(drawing)]
     return lines
 
 
 def _labelled(label: str, text: str) -> list[str]:
     """A label and a text, wrapped so that it stays beside its label."""
-    wrapped = textwrap.wrap(text, WIDTH - 24, break_on_hyphens=False) or [""]
-    return [f"  {label + ':' if number == 0 else '':<16}{line}" for number, line in enumerate(wrapped)]
+    return wrap(_label(label), text)
+
+
+def _label(title: str) -> str:
+    return f"  {title + ':' if title else '':<{LABEL - 2}}"
+
+
+def wrap(start: str, text: str, width: int = WIDTH - INDENT) -> list[str]:
+    """A line, cut into several where it is too long; those after the first stand under its text."""
+    hang = " " * (len(start) + len(text) - len(text.lstrip()))
+    wrapped = textwrap.wrap(start + text, width, subsequent_indent=hang, break_on_hyphens=False)
+    return wrapped or [start.rstrip()]
 
 
 def _task_line(report: TaskReport) -> str:
     task, status = report.task, report.status
-    title = f"task {task.number} {'★' * task.stars:<3} {task.title}"
     waiting = f"waits for task {', '.join(map(str, report.waits_for))}"
-    notes = {"waiting": waiting, "not written": "not written yet", "skipped": "skipped"}
-    result = notes.get(status, "")
-    return f"  {MARKS[status]} {title:<{WIDTH - 36}}{result:>20}{report.points:>5}/{task.points}"
+    note = {"waiting": waiting, "not written": "not written yet", "skipped": "skipped"}.get(status, "")
+    title = f"  {MARKS[status]} task {task.number} {'★' * task.stars:<3} {task.title}"
+    result = f"{note} {report.points:>3}/{task.points:<3}"
+    return f"{title}{result:>{WIDTH - len(title)}}".rstrip()
 
 
 def _what_next(report: ChapterReport, root: Path) -> list[str]:
@@ -175,11 +190,12 @@ def _what_next(report: ChapterReport, root: Path) -> list[str]:
         lines.append("Passed.")
         if (root / "solutions" / f"{stem}.py").is_file():
             lines[0] += f" Compare with solutions/{stem}.py:"
-            lines += [f"  task {task.number}: {task.compare}" for task in passed]
+            for task in passed:
+                lines += wrap(f"  task {task.number}: ", task.compare, WIDTH)
     if todo is not None:
         what = "A challenge" if report.passed and todo.task.is_challenge else "Next"
         where = f"{exercise}, task {todo.task.number} (about {todo.task.minutes} minutes)"
-        lines.append(f"{what}: {where}. A hint: minipaged hint {key} {todo.task.number}")
+        lines += [f"{what}: {where}.", f"A hint: minipaged hint {key} {todo.task.number}"]
     elif not report.passed:
         first = min(number for task in report.tasks for number in task.waits_for)
         lines.append(f"Next: {exercise}, task {first}, which this one needs.")

@@ -100,12 +100,19 @@ def find_chapter(root: Path, key: str) -> Chapter:
 
 
 def load_tasks(root: Path, chapter: Chapter) -> tuple[Task, ...]:
-    """The tasks of a chapter: `TASKS = (Task(…), …)` in its grader, read without importing the rest of it."""
+    """The tasks of a chapter: `TASKS = (Task(…), …)` in its grader, read without importing the rest of it.
+
+    ValueError if there are none, or if they can't be read, as in a chapter that somebody still writes.
+    """
     file = grader_file(root, chapter)
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "TASKS":
-            expression = compile(ast.Expression(statement.value), str(file), "eval")
-            return eval(expression, {"Task": Task})
+    try:
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "TASKS":
+                tasks = eval(compile(ast.Expression(statement.value), str(file), "eval"), {"Task": Task})
+                if tasks:
+                    return tuple(tasks)
+    except Exception as error:
+        raise ValueError(f"{file}: TASKS can't be read: {type(error).__name__}: {error}") from error
     raise ValueError(f"{file} has no TASKS = (Task(…), …)")
 
 
