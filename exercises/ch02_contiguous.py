@@ -59,7 +59,8 @@ def account(sequences: Iterable[tuple[int, int, int]], holes: Sequence[Hole], ne
       holes does: external fragmentation. Otherwise 0.
     * free: all free slots otherwise: nobody waits, a hole fits, or there are too few in any case.
 
-    A sequence may end up longer than its reservation; it will then use all of it, and no more.
+    A sequence may end up longer than its reservation; it will then use all of it, and no more. What is passed
+    in is only read.
 
     >>> account([(8, 3, 5)], [(8, 2), (14, 2)], needed=4)
     Account(used=3, reserved=2, internal=3, external=4, free=0)
@@ -224,7 +225,7 @@ def find_leaks(ref_counts: Mapping[int, int], holders: Iterable[Sequence[int]]) 
     here, and will be the number of a block from chapter 3 on, where several sequences may hold the same one.
 
     Above 0 is a leak: a user who has gone without giving it back, so that nobody ever will. Below 0 somebody
-    uses what has been given back already, and may soon be somebody else's.
+    uses what has been given back already, and may soon be somebody else's. What is passed in is only read.
 
     >>> find_leaks({0: 1, 4: 1, 7: 2}, [[0], [7], [9]])
     {4: 1, 7: 1, 9: -1}
@@ -242,7 +243,7 @@ def compact(reservations: Mapping[int, int]) -> list[tuple[int, int, int]]:
     which they lie, each reservation as a whole: one move for each that is not in its place already, and none
     for the others. Moves are carried out one after the other; each reads all its slots before it writes, so
     the two ranges of one move may overlap. But no move may write on a reservation that still has to be moved
-    itself, or that stays.
+    itself, or that stays. This is only the plan: `reservations` is not changed.
 
     The price is not in the plan but in the bytes: every slot moved is K and V of a token in all layers, read
     and written, while the engine stands still.

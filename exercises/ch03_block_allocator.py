@@ -94,6 +94,8 @@ class BlockAllocator:
         """Add one user to a block in use. ValueError, with the id, for a free block or an unknown one.
 
         A free block can't be shared: it may be handed out to somebody else at any time.
+
+        Example: block 0 has one user. After `share(0)` it has two, and the second `free(0)` makes it free.
         """
         # Task 4 ★ share a block (5 points, about 5 minutes)
         # 1. Refuse a free block; ref_count refuses an unknown one.
@@ -105,6 +107,8 @@ class BlockAllocator:
 
         The order of the others stays. What the block holds is kept, so `on_reuse` is not called: somebody
         found it by its content (chapter 7). ValueError, with the id, for a block in use or an unknown one.
+
+        Example: with the free queue 0, 1, 2, 3, `revive(2)` leaves 0, 1, 3.
         """
         # Task 5 ★★ take one particular free block (15 points, about 10 minutes)
         # 1. Refuse a block in use; ref_count refuses an unknown one.
@@ -115,6 +119,9 @@ class BlockAllocator:
         """Drop one user of a block; without users it goes to the tail of the free queue.
 
         ValueError, with the id, for a block that is free already (a double free) or unknown.
+
+        Example: in a pool of 4, blocks 0, 1 and 2 are in use. `free(2)` and `free(0)` make the free queue
+        3, 2, 0. Another `free(2)` is an error.
         """
         # Task 3 ★ give a block back (10 points, about 5 minutes)
         # 1. Refuse a free block; ref_count refuses an unknown one. (Or let free_many do all of it.)
@@ -127,7 +134,10 @@ class BlockAllocator:
 
         A block may be listed twice only if it has two users to give it up: with one user, `free_many([b, b])`
         is a ValueError with the id, and changes nothing. So is a list with an unknown or a free block in it,
-        wherever in the list that stands.
+        wherever in the list that stands. A list that is passed in stays as it is.
+
+        Example: block 0 has one user and block 1 has two. `free_many([1, 0, 1])` puts 0 into the free queue,
+        and then 1.
         """
         # Task 6 ★★ give many back, or none (20 points, about 15 minutes)
         # 1. Make a list of the blocks: you will go through them twice, and an iterator lasts for once.
@@ -166,19 +176,28 @@ class LinkedFreeQueue:
     def popleft(self) -> int:
         """Take the head and return it. IndexError if the queue is empty."""
         # Task 7
+        # 1. Refuse an empty queue.
+        # 2. Which block comes after the extra place? Take that one out.
         raise NotImplementedError("ch03_block_allocator, task 7: the free queue by hand")
 
     def append(self, block_id: int) -> None:
         """Put a block at the tail. ValueError, with the id, if it is in the queue already."""
         # Task 7
+        # 1. Refuse a block that is in the queue.
+        # 2. Make it the neighbour of the tail on one side, and of the extra place on the other.
+        # 3. Remember that it is in.
         raise NotImplementedError("ch03_block_allocator, task 7: the free queue by hand")
 
     def remove(self, block_id: int) -> None:
         """Take a block out, wherever it is. ValueError, with the id, if it is not in the queue."""
         # Task 7
+        # 1. Refuse a block that is not in the queue, also one that can never be.
+        # 2. Make its two neighbours each other's.
+        # 3. Remember that it is out.
         raise NotImplementedError("ch03_block_allocator, task 7: the free queue by hand")
 
     def blocks(self) -> list[int]:
         """The blocks from head to tail, as a new list."""
         # Task 7
+        # 1. Begin after the extra place, and go from neighbour to neighbour until you are back there.
         raise NotImplementedError("ch03_block_allocator, task 7: the free queue by hand")

@@ -199,8 +199,9 @@ class DenseCache:
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store K and V of the next T tokens, k and v of [T, G, D], after those that are there; T may be 0.
 
-        They are copied: changing k or v afterwards does not change the cache. If T more tokens do not fit,
-        ValueError, whose message contains num_tokens, T and max_tokens; then nothing has changed.
+        They are copied, and stay as they were: changing k or v afterwards does not change the cache. If T
+        more tokens do not fit, ValueError, whose message contains num_tokens, T and max_tokens; then nothing
+        has changed.
 
         Example: with 6 of 8 tokens written, two more fit, and `append` of three says "6 tokens and 3 more do
         not fit into 8".
@@ -227,7 +228,9 @@ def decode_without_cache(
 
     x [C, hidden] is what the layer gets for all tokens so far; w_q is [hidden, H, D], w_k and w_v are
     [hidden, G, D]. K and V are computed for all C tokens, the queries for the last one, which looks at all C,
-    itself included. Returns [H, D].
+    itself included. Returns [H, D]. The arguments are only read.
+
+    Example: with x of [5, hidden], five tokens are turned into K and V, and one of them into queries.
     """
     # Task 5
     # 1. K and V of every token: `project`.
@@ -244,7 +247,7 @@ def decode_with_cache(
     """The same result for the next token, x_new [1, hidden], with the K and V of all before it in `cache`.
 
     Only the new token's queries, K and V are computed. Its K and V are in the cache afterwards, and it looks
-    at itself, too. Returns [H, D].
+    at itself, too. Returns [H, D]. Nothing but the cache is changed.
 
     Example: if `cache` holds K and V of x[:5], then `decode_with_cache(x[5:6], cache, ...)` equals
     `decode_without_cache(x[:6], ...)`, and cache.num_tokens is 6.
@@ -334,8 +337,9 @@ def max_sequences(
 ) -> int:
     """How many sequences of `context_len` tokens a budget holds at once, whatever the moment of each.
 
-    `layer_windows` has one entry per layer, as in `blocks_held`. Every layer has blocks of its own; one of
-    them takes block_size · 2 · num_kv_heads · head_dim · itemsize bytes. 0 if not even one sequence fits.
+    `layer_windows` has one entry per layer, as in `blocks_held`, and is only read. Every layer has blocks of
+    its own; one of them takes block_size · 2 · num_kv_heads · head_dim · itemsize bytes. 0 if not even one
+    sequence fits.
 
     Example: two layers, one of them with a window of 6; blocks of 4; 1 KV head of 2 in fp32, so 64 bytes per
     block of a layer. A sequence of 100 tokens needs 25 + 3 blocks, 1,792 bytes::

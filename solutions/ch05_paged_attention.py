@@ -59,7 +59,7 @@ class KVCache:
 
         k, v: [T, G, D], of any dtype; they are stored in the cache's own. slot_mapping: [T] of int64, all
         different. A token with slot -1 is padding: it is not written, and nothing else changes for it. All T
-        may be padding. Nothing but the given slots of this layer changes.
+        may be padding. Nothing but the given slots of this layer changes; what is passed in is only read.
 
         Example: blocks of 4 tokens, slot_mapping [6, -1, 0]: the first token goes to block 1, offset 2, the
         last to block 0, offset 0, and the one between nowhere.
@@ -88,7 +88,8 @@ class KVCache:
 
         All sources are read before any destination is written: with blocks holding a, b, c, the copies
         [(0, 1), (1, 2)] give a, a, b. No destination is listed twice; an empty list changes nothing. `other`
-        may be this cache, or one of another number of blocks and on another device (a swap, chapter 9).
+        may be this cache, or one of another number of blocks and on another device (a swap, chapter 9). The
+        list is only read.
         """
         # Task 2
         # 1. Split the pairs into a list of sources and a list of destinations.
@@ -109,7 +110,8 @@ def gather_context(cache: torch.Tensor, block_table: torch.Tensor, context_len: 
 
     cache: [N, B, G, D], one layer's K or V. block_table: [M] of int64, the sequence's blocks in order. Only
     its first ceil(context_len / B) entries count: the rest may be anything, -1 or a million. Offsets past the
-    last token of the last block hold garbage and don't come out. The result is a copy.
+    last token of the last block hold garbage and don't come out. The result is a copy; cache and table are
+    only read.
 
     Example: B = 4, block_table [5, 2, 999], context_len 6: the four rows of block 5, then the first two of
     block 2.
@@ -158,7 +160,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
         out[i, h]  = Σ weights[k] · v[k, g]
 
     Returns [Q, H, D] in q's dtype. bf16 comes in and goes out; scores and sums are best computed in fp32.
-    Positions that a token doesn't see have no weight at all.
+    Positions that a token doesn't see have no weight at all. q, k and v are only read.
+
+    Example: one new token in a context of 2, one head, D = 1, scale 1, q = 1. Keys ln 3 and 0 give weights
+    of 3/4 and 1/4, so values of 8 and 4 give 7.
     """
     # Task 5
     # 1. View q as [Q, G, H // G, D]: the query heads, sorted by the KV head that they read.
@@ -195,7 +200,8 @@ def paged_attention_reference(
     included. `plan` is something that the fast twin prepares; ignore it.
 
     Returns [T, H, D] in q's dtype. A sequence with context 0 gives zeros, and one without new tokens has no
-    rows. ValueError, with both numbers, if a sequence has more new tokens than context (of more than 0).
+    rows. ValueError, with both numbers, if a sequence has more new tokens than context (of more than 0). All
+    that is passed in is only read.
 
     Example: query_start_loc [0, 3, 4], context_lens [3, 9]: rows 0 to 2 are a whole prompt of 3 tokens, a
     prefill; row 3 is one new token of a sequence of 9, a decode. [0, 3, 7] and [3, 9]: a prefill, and a chunk
@@ -271,7 +277,11 @@ def attend_by_block(
     q: [H, D]. k_cache, v_cache: [N, B, G, D]. block_table, context_len (at least 1) as in `gather_context`;
     query head h uses KV head h // (H / G). Each block is looked at once, in its place, and folded in with
     `fold_block`; only running values are kept. Of the last block, only the tokens that exist. Returns [H, D]
-    in q's dtype, equal to attention over the whole context, also where exp(score) would overflow.
+    in q's dtype, equal to attention over the whole context, also where exp(score) would overflow. What is
+    passed in is only read.
+
+    Example: B = 4, block_table [5, 2, 999], context_len 6: the four tokens of block 5 are folded in, then the
+    first two of block 2.
     """
     # Task 7
     # 1. Start values: -inf, 0 and 0, in fp32.

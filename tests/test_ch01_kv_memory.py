@@ -42,7 +42,7 @@ TASKS = (
         compare="what the message tells somebody whose budget was too small",
     ),
     Task(
-        3, "tokens computed, without a cache and with one", stars=1, points=10, minutes=10,
+        3, "tokens computed, uncached and cached", stars=1, points=10, minutes=10,
         hints=(
             "Write down, for a prompt of 5 and an answer of 3, which tokens go into the model to get each "
             "of the three.",
@@ -458,6 +458,8 @@ def test_a_full_cache_refuses_and_keeps_what_it_has(layer: Layer) -> None:
 def test_the_cache_holds_copies(layer: Layer) -> None:
     cache, k, v = layer.DenseCache(4, 1, 2), rows(1, 2), rows(5, 2)
     cache.append(k, v)
+    unchanged = torch.equal(k, rows(1, 2)) and torch.equal(v, rows(5, 2))
+    expect("k and v are what they were before append", unchanged, True)
     k.zero_()
     v.zero_()
     expect("cache.k after the tensor given to append was set to 0", cache.k, rows(1, 2))
@@ -519,7 +521,8 @@ def heads_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.task(5)
 @pytest.mark.parametrize("H, G", [(1, 1), (4, 2), (3, 3), (6, 1)])
 def test_without_a_cache_the_last_token_looks_at_all(layer: Layer, H: int, G: int) -> None:
-    x, w_q, w_k, w_v = a_layer(H, G, num_tokens=5)
+    x, w_q, w_k, w_v = arguments = a_layer(H, G, num_tokens=5)
+    before = [tensor.clone() for tensor in arguments]
     for num_tokens in (1, 2, 5):
         now = x[:num_tokens]
         q, k, v = heads_of(now[-1:], w_q)[0], heads_of(now, w_k), heads_of(now, w_v)
@@ -531,12 +534,15 @@ def test_without_a_cache_the_last_token_looks_at_all(layer: Layer, H: int, G: in
         got = layer.decode_without_cache(now, w_q, w_k, w_v)
         what = f"decode_without_cache of {num_tokens} tokens, H = {H}, G = {G}"
         expect_close(what, got, attention_of(q, k, v), atol=1e-4, mistakes=mistakes)
+    unchanged = all(map(torch.equal, arguments, before))
+    expect("x, w_q, w_k and w_v are what they were before decode_without_cache", unchanged, True)
 
 
 @pytest.mark.task(5)
 @pytest.mark.parametrize("H, G", [(1, 1), (4, 2), (3, 3), (6, 1)])
 def test_with_a_cache_every_token_gets_the_same_result(layer: Layer, H: int, G: int) -> None:
-    x, w_q, w_k, w_v = a_layer(H, G, num_tokens=6)
+    x, w_q, w_k, w_v = arguments = a_layer(H, G, num_tokens=6)
+    before = [tensor.clone() for tensor in arguments]
     cache = layer.DenseCache(6, G, 4)
     cache.append(heads_of(x[:2], w_k), heads_of(x[:2], w_v))  # a prompt of two tokens
     for position in range(2, 6):
@@ -552,6 +558,8 @@ def test_with_a_cache_every_token_gets_the_same_result(layer: Layer, H: int, G: 
         expect_close(what, got, expected, atol=1e-4, mistakes=mistakes)
         expect(f"cache.num_tokens after token {position}", cache.num_tokens, position + 1,
                mistakes={position: "the new token's K and V were not stored"})  # fmt: skip
+    unchanged = all(map(torch.equal, arguments, before))
+    expect("x_new, w_q, w_k and w_v are what they were before decode_with_cache", unchanged, True)
     expect_close("cache.k after all tokens", cache.k, heads_of(x, w_k), atol=1e-4)
     expect_close("cache.v after all tokens", cache.v, heads_of(x, w_v), atol=1e-4)
 
@@ -664,6 +672,8 @@ def test_a_budget_is_shared_by_sequences_of_many_layers(layer: Layer) -> None:
         expect(call.format(budget), layer.max_sequences(budget, 100, 4, [None, 6], 1, 2, 4), expected)
     # Gemma 3 1B: 26 layers, every sixth sees all, the others 512 tokens; 1 KV head of 256; bf16
     windows = [None if number % 6 == 0 else 512 for number in range(1, 27)]
+    before = list(windows)
     got = layer.max_sequences(2**30, 32_768, 16, windows, 1, 256, 2)
     expect("max_sequences(2**30, 32768, 16, 22 layers with a window of 512 and 4 without, 1, 256, 2)", got, 7,
            mistakes={1: "all layers were counted as seeing everything"})  # fmt: skip
+    expect("layer_windows after max_sequences", windows, before)

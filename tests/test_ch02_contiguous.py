@@ -409,6 +409,14 @@ def test_a_sequence_that_will_outgrow_its_reservation_wastes_none_of_it(layer: L
 
 
 @pytest.mark.task(2)
+def test_what_is_accounted_for_is_only_read(layer: Layer) -> None:
+    sequences, holes = [(8, 3, 5), (4, 4, 4)], [(20, 2), (12, 6)]
+    layer.account(sequences, holes, needed=7)
+    what = "what was passed in, after account([(8, 3, 5), (4, 4, 4)], [(20, 2), (12, 6)], needed=7)"
+    expect(what, (sequences, holes), ([(8, 3, 5), (4, 4, 4)], [(20, 2), (12, 6)]))
+
+
+@pytest.mark.task(2)
 def test_sequences_that_can_be_read_only_once_are_accounted_for(layer: Layer) -> None:
     got = layer.account(iter([(8, 3, 5), (4, 4, 4), (16, 2, 9)]), [(28, 4)])
     what = (
@@ -748,6 +756,13 @@ def test_what_lies_in_its_place_already_is_not_moved(layer: Layer) -> None:
     expect("compact({})", layer.compact({}), [])
     expect("compact({0: 3, 3: 2})", layer.compact({0: 3, 3: 2}), [])
     expect("compact({0: 3, 5: 2})", layer.compact({0: 3, 5: 2}), [(5, 3, 2)])
+
+
+@pytest.mark.task(7)
+def test_a_plan_changes_nothing(layer: Layer) -> None:
+    reservations = {5: 2, 0: 3, 9: 4}
+    layer.compact(reservations)
+    expect("the reservations after compact({5: 2, 0: 3, 9: 4})", reservations, {5: 2, 0: 3, 9: 4})
 
 
 @pytest.mark.task(7)

@@ -87,6 +87,7 @@ SORTED = "free blocks were handed out in order of their ids, not in the order in
 STILL_USED = "a block that somebody still uses was put into the free queue"
 NEVER_FREED = "a block without users never came back into the free queue: a leak"
 PARTLY = "some blocks were freed before the error was found: check all of them, then change"
+EMPTIED = "the list that was passed in was emptied: it is the caller's"
 ONCE = "the blocks were gone through twice, and an iterator is empty the second time"
 TWICE = "a block listed twice was checked once, and now it has been freed more often than it has users"
 SHARE_REPORTED = "share reported the block to on_reuse, although nobody took it"
@@ -406,6 +407,16 @@ def test_blocks_may_come_one_at_a_time(layer: Layer) -> None:
         "free_blocks() after free_many(reversed([0, 1, 2]))", pool.free_blocks(), [3, 2, 1, 0], [([3], ONCE)]
     )
     expect("blocks, after it was freed", blocks, [0, 1, 2])
+
+
+@pytest.mark.task(6)
+@pytest.mark.parametrize("blocks", [[0, 1, 2], [2, 0, 1], [1, 1, 0]])
+def test_a_list_that_is_freed_stays_as_it_is(layer: Layer, blocks: list[int]) -> None:
+    pool, passed = layer.BlockAllocator(4), list(blocks)
+    pool.allocate_many(3)
+    pool.share(1)
+    pool.free_many(passed)
+    expect(f"the list, after free_many({blocks})", passed, blocks, [([], EMPTIED)])
 
 
 @pytest.mark.task(6)

@@ -8,7 +8,7 @@ end is no block: whatever reads one of them shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -121,6 +121,7 @@ ONLY_NEW = "a sequence attended to its new tokens only, not to its whole context
 EMPTY_CONTEXT = "a softmax over nothing gave NaN: a sequence without context gives zeros"
 NOT_RESCALED = "the maximum grew, and what was summed relative to the old one was not rescaled"
 NO_MAXIMUM = "the maximum was not subtracted, and exp(score) overflowed"
+CHANGED = "what was passed in was changed: the caller still needs it"
 ONE_MAXIMUM = "one maximum was subtracted from all scores: every head of every token has its own"
 
 NAN, MILLION = float("nan"), 10**6
@@ -213,7 +214,12 @@ def filled_cache(layer: Layer, num_blocks: int = N, first: int = 100) -> Any:
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same numbers; garbage that is NaN counts as equal to itself."""
-    return torch.equal(a.nan_to_num(), b.nan_to_num())
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def expect_unchanged(what: str, now: Iterable[torch.Tensor], before: Iterable[torch.Tensor]) -> None:
+    unchanged = all(map(same, now, before))
+    expect(f"whether the arguments are what they were before {what}", unchanged, True, {False: CHANGED})
 
 
 def slots_of(x: torch.Tensor) -> list[list[float]]:
@@ -244,8 +250,11 @@ def test_a_token_goes_to_its_slot_in_its_layer_and_nothing_else_changes(layer: L
 @pytest.mark.parametrize("slots", [[-1, 6, -1, 1], [2, -1], [-1, -1], [-1]])
 def test_padding_is_not_written_and_does_not_disturb_the_others(layer: Layer, slots: list[int]) -> None:
     cache = filled_cache(layer)
-    new = numbered(len(slots))
-    cache.write(0, new, -new, torch.tensor(slots))
+    k = numbered(len(slots))
+    given = k, -k, torch.tensor(slots)
+    before = [tensor.clone() for tensor in given]
+    cache.write(0, *given)
+    expect_unchanged(f"write(0, k, v, {slots})", given, before)
     expected = [100.0 + slot for slot in range(8)]
     for token, slot in enumerate(slots):
         if slot >= 0:
@@ -384,6 +393,13 @@ def test_copies_read_all_sources_before_they_write(layer: Layer, copies: list[tu
 
 
 @pytest.mark.task(2)
+def test_the_list_of_copies_is_only_read(layer: Layer) -> None:
+    cache, copies = filled_cache(layer), [(0, 3), (1, 2)]
+    cache.copy_blocks(copies)
+    expect("the list, after copy_blocks([(0, 3), (1, 2)])", copies, [(0, 3), (1, 2)], [([], CHANGED)])
+
+
+@pytest.mark.task(2)
 def test_no_copies_change_nothing(layer: Layer) -> None:
     cache = filled_cache(layer)
     cache.copy_blocks([])
@@ -470,7 +486,9 @@ def test_what_a_table_holds_past_its_end_is_no_block(layer: Layer, context_len: 
         cache[table[position // 4], position % 4] = tokens[position]
     padded = torch.tensor([*table, after, after])
     what = f"gather_context(cache, {padded.tolist()}, {context_len}), blocks of 4 tokens"
+    before = cache.clone(), padded.clone()
     got = layer.gather_context(cache, padded, context_len)
+    expect_unchanged(what, (cache, padded), before)
     whole = cache[torch.tensor(table)].flatten(0, 1)
     is_nan = len(got) > context_len and bool(got[context_len:].isnan().all())
     expect(what, got, tokens, [(got, WHOLE_BLOCKS)] if is_nan and len(got) == len(whole) else [])
@@ -524,7 +542,9 @@ def check_attend(
     what = f"attend(q, k, v, {scale}) of {m} new tokens in a context of {c}, H={H}, G={G}"
     expected = naive_attention(q, k, v, scale)
     wrong = known_mistakes(q, k, v, scale)
+    before = q.clone(), k.clone(), v.clone()
     expect_close(what, layer.attend(q, k, v, scale), expected, atol=atol, rtol=atol, mistakes=wrong)
+    expect_unchanged(what, (q, k, v), before)
 
 
 @pytest.mark.task(5)
@@ -635,7 +655,9 @@ def check_paged(
     starts, contexts, scale = arguments[5].tolist(), arguments[4].tolist(), 0.7
     what = f"{name}(…, context_lens={contexts}, query_start_loc={starts}, scale={scale})"
     expected = torch.cat([naive_attention(*qkv, scale) for qkv in dense])
+    before = [tensor.clone() for tensor in arguments]
     got = getattr(layer, name)(*arguments, scale)
+    expect_unchanged(what, arguments, before)
     if bool(got.isnan().any()):
         expect(f"whether there is NaN in {what}", True, False, {True: READ_UNWRITTEN})
     wrong = ((torch.cat([mistaken(kind, *qkv, scale) for qkv in dense]), kind) for kind in mistakes)
@@ -824,8 +846,10 @@ def test_what_is_passed_in_is_not_changed(layer: Layer) -> None:
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
 def test_block_by_block_equals_the_whole(layer: Layer, context: int, heads: tuple[int, int]) -> None:
     arguments, [(q, k, v)] = scattered([(1, context)], heads=heads)
-    got = layer.attend_by_block(q[0], *arguments[1:3], arguments[3][0], context, 0.7)
     what = f"attend_by_block of a context of {context}, blocks of 4 tokens, H={heads[0]}, G={heads[1]}"
+    before = [tensor.clone() for tensor in arguments]
+    got = layer.attend_by_block(q[0], *arguments[1:3], arguments[3][0], context, 0.7)
+    expect_unchanged(what, (q, *arguments[1:]), before)
     if bool(got.isnan().any()):
         expect(f"whether there is NaN in {what}", True, False, {True: READ_UNWRITTEN})
     expected = naive_attention(q, k, v, 0.7)[0]

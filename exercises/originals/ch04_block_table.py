@@ -172,6 +172,8 @@ class BlockTable:
 
         Not so if the last block is full, since the next token starts a new one, or if there is none.
         `copy_on_write.is_writable(block_id)` says whether the block has only one user.
+
+        Example: block size 4, blocks [0, 1], block 1 has two users. With 6 tokens yes, with 8 no.
         """
         # Task 6 ★★ write into a shared tail (20 points, about 15 minutes)
         # A helper for `append`, which must not write into a block that somebody else reads:

@@ -502,8 +502,8 @@ check("ch04")
 # * Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP
 #   2023, [arXiv:2309.06180](https://arxiv.org/abs/2309.06180): sections 4.1 to 4.4, and 7.2 on the block
 #   size.
-# * Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic Computers,
-#   1962. The Atlas computer, with the first paged memory.
+# * Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic
+#   Computers, 1962. The Atlas computer, with the first paged memory.
 # * Patel et al., *Splitwise: Efficient Generative LLM Inference Using Phase Splitting*, ISCA 2024, with
 #   which Azure published its traces.
 #

@@ -62,8 +62,8 @@ print(f"in each of 30 layers: K and V in {blocks} blocks of {16 * per_token // 6
 # each key is a number, the **score**, their dot product; a **softmax** turns the scores into weights that
 # are positive and add up to 1; the answer is the mean of the values, with these weights.
 #
-# **Predict.** Below are three keys, and the query fits the second one best, with a score of 4 against 0 and
-# 0. Which share of the answer comes from the second value: a third, half, or nearly all?
+# **Predict.** Below are three keys, and the query fits the second one best, with a score of 4 against two
+# of 0. Which share of the answer comes from the second value: a third, half, or nearly all?
 
 # %%
 keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])

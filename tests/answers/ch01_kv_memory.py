@@ -188,6 +188,20 @@ answers.wrong(
     "the count is set, not raised", task=5, mistake="the count was set to T, not raised by it",
     edits=[(COUNT, "        self.num_tokens = len(k)\n")],
 )  # fmt: skip
+answers.wrong(
+    "K and V are moved, not copied", task=5,
+    edits=[(COUNT, "        k.zero_(), v.zero_()\n" + COUNT)],
+)  # fmt: skip
+answers.wrong(
+    "the tokens are scaled in place", task=5,
+    edits=[(SCRATCH, "x.mul_(w_q.shape[-1] ** -0.25)\n    root = w_q.shape[-1] ** 0.25\n"
+                     "    q, k, v = (project(x, w) * root for w in (w_q, w_k, w_v))\n"
+                     "    return attend_one(q[-1], k, v)")],
+)  # fmt: skip
+answers.wrong(
+    "the new token is scaled in place", task=5,
+    edits=[(LOOK, "    return attend_one(project(x_new.mul_(2), w_q)[0] / 2, cache.k, cache.v)\n")],
+)  # fmt: skip
 answers.wrong("never counted", task=5, mistake="the new tokens were not counted", edits=[(COUNT, "")])
 answers.wrong(
     "K and V exchanged", task=5, mistake="V was written where K belongs",
@@ -290,6 +304,12 @@ answers.wrong(
 answers.wrong(
     "a block of all layers for each layer", task=7,
     edits=[("bytes_per_token(1, num_kv_heads,", "bytes_per_token(len(layer_windows), num_kv_heads,")],
+)  # fmt: skip
+answers.wrong(
+    "the list of windows is emptied", task=7,
+    edits=[("    num_blocks = sum(blocks_held(context_len, block_size, window) for window in layer_windows)\n",
+            "    num_blocks = 0\n    while layer_windows:\n"
+            "        num_blocks += blocks_held(context_len, block_size, layer_windows.pop())\n")],
 )  # fmt: skip
 answers.wrong(
     "one sequence at least", task=7,

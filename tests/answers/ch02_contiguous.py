@@ -87,6 +87,17 @@ answers.wrong(
     edits=[("used_in_the_end = min(final_len, size)", "used_in_the_end = final_len")],
 )  # fmt: skip
 answers.wrong(
+    "the holes are sorted where they are", task=2,
+    edits=[("    sizes = [size for _, size in holes]\n",
+            "    holes.sort()\n    sizes = [size for _, size in holes]\n")],
+)  # fmt: skip
+answers.wrong(
+    "the sequences are used up", task=2,
+    edits=[("    for size, num_tokens, final_len in sequences:\n",
+            "    sequences = sequences if isinstance(sequences, list) else list(sequences)\n"
+            "    while sequences:\n        size, num_tokens, final_len = sequences.pop()\n")],
+)  # fmt: skip
+answers.wrong(
     "the sequences are gone through twice", task=2,
     edits=[("        used += num_tokens\n", ""),
            ("    sizes = [size for _, size in holes]\n",
@@ -287,6 +298,12 @@ answers.wrong(
     mistake="an id that somebody holds, but the books do not know, was overlooked",
     edits=[("sorted({*ref_counts, *uses})", "sorted({*ref_counts, *chain.from_iterable(holders)})")],
 )  # fmt: skip
+answers.wrong(
+    "the books are changed while they are compared", task=6,
+    edits=[("    differences = {key: ref_counts.get(key, 0) - uses[key]",
+            "    ref_counts.update({key: ref_counts.get(key, 0) for key in uses})\n"
+            "    differences = {key: ref_counts.get(key, 0) - uses[key]")],
+)  # fmt: skip
 
 # -- task 7: compact ------------------------------------------------------------------------------------
 
@@ -302,6 +319,12 @@ answers.wrong(
     "the right plan, carried out backwards", task=7,
     mistake="a move wrote on slots that a later move still had to read, or that stay",
     edits=[("    return moves\n", "    return moves[::-1]\n")],
+)  # fmt: skip
+answers.wrong(
+    "the plan is carried out in the books", task=7,
+    edits=[("            moves.append((start, packed, size))\n",
+            "            moves.append((start, packed, size))\n"
+            "            reservations[packed] = reservations.pop(start)\n")],
 )  # fmt: skip
 answers.wrong(
     "packed by the holes, not by the reservations", task=7,

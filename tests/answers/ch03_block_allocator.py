@@ -184,6 +184,19 @@ answers.wrong(
     edits=[("        block_ids = list(block_ids)  # it is gone through twice, and an iterator lasts for once\n", "")],
 )  # fmt: skip
 answers.wrong(
+    "empties the caller's list", task=6, mistake="the list that was passed in was emptied: it is the caller's",
+    edits=[("        for block_id in block_ids:\n            self._ref_counts[block_id] -= 1\n",
+            "        while block_ids:\n            block_id = block_ids.pop(0)\n            self._ref_counts[block_id] -= 1\n"),
+           ("        block_ids = list(block_ids)  # it", "        block_ids = block_ids if isinstance(block_ids, list) else list(block_ids)  # it")],
+)  # fmt: skip
+answers.wrong(
+    "sorts the caller's list", task=6,
+    edits=[("        for block_id in block_ids:\n            self._ref_counts[block_id] -= 1\n",
+            "        given = list(block_ids)\n        block_ids.sort()\n        for block_id in given:\n"
+            "            self._ref_counts[block_id] -= 1\n"),
+           ("        block_ids = list(block_ids)  # it", "        block_ids = block_ids if isinstance(block_ids, list) else list(block_ids)  # it")],
+)  # fmt: skip
+answers.wrong(
     "does not say which block", task=6,
     edits=[('f"double free: block {block_id} has {users} user(s), freed {times} time(s)"', '"a double free"')],
 )  # fmt: skip

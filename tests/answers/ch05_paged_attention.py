@@ -26,6 +26,7 @@ ONLY_NEW = "a sequence attended to its new tokens only, not to its whole context
 EMPTY_CONTEXT = "a softmax over nothing gave NaN: a sequence without context gives zeros"
 NOT_RESCALED = "the maximum grew, and what was summed relative to the old one was not rescaled"
 NO_MAXIMUM = "the maximum was not subtracted, and exp(score) overflowed"
+CHANGED = "what was passed in was changed: the caller still needs it"
 ONE_MAXIMUM = "one maximum was subtracted from all scores: every head of every token has its own"
 
 FILTER = """        if padding.any():
@@ -94,8 +95,11 @@ answers.wrong("writes to a copy", task=1, mistake=WRITES_A_COPY, edits=[
 answers.wrong("block and offset are exchanged", task=1, mistake=SPLIT_WRONG, edits=[
     (STORE, "            N = cache.shape[0]\n            cache[slot_mapping % N, slot_mapping // N] = new.to(cache.dtype)\n"),
 ])  # fmt: skip
-answers.wrong("changes the caller's slot_mapping", task=1, edits=[
+answers.wrong("changes the caller's slot_mapping", task=1, mistake=CHANGED, edits=[
     (FILTER, "        given = slot_mapping\n" + FILTER + "        given.clamp_(min=0)\n"),
+])  # fmt: skip
+answers.wrong("zeros the padding of the caller's k", task=1, mistake=CHANGED, edits=[
+    (FILTER, "        k[padding] = 0\n" + FILTER),
 ])  # fmt: skip
 answers.wrong("does not convert", task=1, edits=[("new.to(cache.dtype))", "new)")])
 
@@ -114,6 +118,7 @@ answers.wrong("only the first layer is copied", task=2, edits=[
 answers.wrong("layers are taken for blocks", task=2, edits=[
     (COPY_K, COPY_K.replace("[:, ", "[")), (COPY_V, COPY_V.replace("[:, ", "[")),
 ])  # fmt: skip
+answers.wrong("empties the caller's list", task=2, mistake=CHANGED, edits=[(COPY_V, COPY_V + "            copies.clear()\n")])
 answers.wrong("an empty list is too many", task=2, edits=[("        if copies:\n", "        if True:\n")])
 answers.wrong("always copies within itself", task=2, edits=[
     (COPY_K, COPY_K.replace("other", "self")), (COPY_V, COPY_V.replace("other", "self")),
@@ -138,6 +143,9 @@ answers.wrong("a last block that is not full is left out", task=3, edits=[
 ])  # fmt: skip
 answers.wrong("one block too many where the last one is full", task=3, edits=[
     (GATHER, "    return cache[block_table[: context_len // block_size + 1]].flatten(0, 1)[:context_len]\n"),
+])  # fmt: skip
+answers.wrong("replaces what the table holds past its end", task=3, mistake=CHANGED, edits=[
+    (GATHER, "    block_table.clamp_(0, len(cache) - 1)\n" + GATHER),
 ])  # fmt: skip
 answers.wrong("a view where one block is enough", task=3, edits=[
     (GATHER, "    if context_len <= block_size:\n        return cache[int(block_table[0]), :context_len]\n" + GATHER),
@@ -193,6 +201,15 @@ for over, maximum in (
     answers.wrong(f"one maximum over {over}", task=5, mistake=ONE_MAXIMUM, edits=[
         (SOFTMAX, f"    weights = (scores - {maximum}).exp()\n    weights = weights / weights.sum(dim=-1, keepdim=True)\n"),
     ])  # fmt: skip
+answers.wrong("scales q in place", task=5, mistake=CHANGED, edits=[
+    (VIEW, VIEW.replace("q.float()", "q.float().mul_(scale)")), (SCORES, SCORES.replace(" * scale", "")),
+])  # fmt: skip
+answers.wrong("weighs the values in place", task=5, mistake=CHANGED, edits=[
+    (RESULT, '    out = torch.einsum("grqk,kgd->qgrd", weights, v.float()).reshape(Q, H, D).to(q.dtype)\n    v.mul_(0)\n    return out\n'),
+])  # fmt: skip
+answers.wrong("the result is written into q", task=5, mistake=CHANGED, edits=[
+    (RESULT, RESULT.replace("return ", "return q.copy_(").rstrip() + ")\n"),
+])  # fmt: skip
 answers.wrong("comes back in fp32", task=5, edits=[(RESULT, RESULT.replace(".to(q.dtype)", ""))])
 answers.wrong("K times weights", task=5, edits=[(RESULT, RESULT.replace("v.float()", "k.float()"))])
 
@@ -225,6 +242,16 @@ answers.wrong("only the first sequence is checked", task=6, edits=[
 ])  # fmt: skip
 answers.wrong("several new tokens without context are refused", task=6, edits=[
     (SKIP + REFUSE, REFUSE.replace("> context_len:", "> max(context_len, 1):") + SKIP),
+])  # fmt: skip
+answers.wrong("the result is written into q, row by row", task=6, mistake=CHANGED, edits=[
+    ("    out = torch.zeros_like(q)\n", "    out = q\n"),
+    (SKIP, SKIP.replace("            continue", "            out[start:end] = 0\n            continue")),
+])  # fmt: skip
+answers.wrong("replaces what the tables hold past their end", task=6, mistake=CHANGED, edits=[
+    (LOOP, "    block_tables.clamp_(0, len(k_cache) - 1)\n" + LOOP),
+])  # fmt: skip
+answers.wrong("NaN is cleared out of the cache", task=6, mistake=CHANGED, edits=[
+    (LOOP, "    k_cache.nan_to_num_(), v_cache.nan_to_num_()\n" + LOOP),
 ])  # fmt: skip
 answers.wrong("one row per sequence", task=6, edits=[
     (PUT, "        out[end - 1] = attend(q[end - 1 : end], k, v, scale)[0]\n"),
@@ -267,6 +294,10 @@ answers.wrong("running values in the dtype of the query", task=7, edits=[
 answers.wrong("never divides", task=7, edits=[(DIVIDE, "    return weighted.to(q.dtype)\n")])
 answers.wrong("changes what it was given", task=7, edits=[
     (TOTAL, "    total.mul_(rescale).add_(weights.sum(dim=-1))\n"),
+])  # fmt: skip
+answers.wrong("scales q in place, once for each block", task=7, mistake=CHANGED, edits=[
+    ('        scores = torch.einsum("hd,nhd->hn", q.float(), k) * scale\n',
+     '        scores = torch.einsum("hd,nhd->hn", q.mul_(scale) if index == 0 else q, k)\n'),
 ])  # fmt: skip
 answers.wrong("leaves the last block out if it is not full", task=7, edits=[
     ("range(-(-context_len // block_size))", "range(max(1, context_len // block_size))"),
