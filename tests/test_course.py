@@ -348,8 +348,7 @@ def test_code_that_never_returns_is_shown_with_its_line_and_function(
     tmp_path: Path, line: str, words: str
 ) -> None:
     wrong = answer(tmp_path, (REVIVE, f"        {line}\n{REVIVE}"))
-    limit_s = 4 if words == "did not end in time" else 60
-    result = run_grader(ROOT, CH03, wrong, task=5, limit_s=limit_s)[0]
+    result = run_grader(ROOT, CH03, wrong, task=5, limit_s=3)[0]  # of processor time
     assert result.outcome == "error" and words in result.message
     place = rf"in ch03_block_allocator.py, line \d+ \(revive\): {re.escape(line)}"
     assert re.search(place, result.message), result.message
@@ -360,14 +359,6 @@ def test_code_that_ends_the_process_costs_its_task_and_no_other(tmp_path: Path) 
     report = check_chapter(ROOT, CH03, wrong)
     assert [task.task.number for task in report.tasks if task.status != "passed"] == [5, 6]
     assert "ended with code 0" in report.tasks[4].results[0].message
-
-
-def test_what_is_not_judged_when_the_time_for_the_chapter_is_over_has_failed(tmp_path: Path) -> None:
-    wrong = answer(tmp_path, ("        if n < 0:\n", "        while True: pass\n        if n < 0:\n"))
-    results = run_grader(ROOT, CH03, wrong, timeout_s=3)
-    report = sort_results(CH03, list(load_tasks(ROOT, CH03)), results)
-    assert report.tasks[-1].status == "failed" and not report.tasks[-1].results
-    assert "the time for the whole chapter ran out" in render(report, ROOT)
 
 
 def test_a_task_that_no_test_judged_has_not_passed() -> None:

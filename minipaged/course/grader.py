@@ -32,8 +32,9 @@ import pytest
 from minipaged.chapters import Chapter
 from minipaged.course.tasks import find_chapter, grader_file
 
-TEST_LIMIT_S = 10.0  # for one test; the slowest of a right answer takes a second or two
-TIMEOUT_S = 60.0  # for a chapter
+TEST_LIMIT_S = 10.0  # of processor time for one test; the slowest of a right answer takes a second or two
+SLEEP_FACTOR = 6  # so many times that by the clock, for a test that sleeps, and on a busy machine
+TIMEOUT_S = 300.0  # for a chapter, by the clock
 # One thread, the same order of sets every time, and no plugins that happen to be installed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 ORDER, RESULTS, STACK = "order.json", "results.jsonl", "stack.txt"  # what parent and child pass each other
@@ -78,9 +79,9 @@ def run_grader(
 ) -> list[TestResult]:  # fmt: skip
     """Judge `impl` in a child process, and in another one what is left if a test has ended the first.
 
-    A test that takes more than `limit_s` has failed, and so has one that ends the process; the other tests of
-    its task are left out then, and those of other tasks, which may well run into the same loop, get a third
-    of the time. `timeout_s` is for all together: what has not been judged by then is not.
+    A test that takes more than `limit_s` of processor time has failed, and so has one that ends the process;
+    the other tests of its task are left out then, and those of other tasks, which may well run into the same
+    loop, get a third of the time. `timeout_s` is for all together: what has not been judged by then is not.
     """
     subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
     end = time.monotonic() + timeout_s
@@ -121,7 +122,7 @@ def _run_child(root: Path, order: dict[str, Any], end: float) -> tuple[list[dict
             _kill(child)
         frames = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    if frames.startswith("Timeout"):
+    if frames and "fatal" not in frames.partition("\n")[0].lower():  # no crash, so it was stopped
         ending = "it did not end in time: an endless loop?"
     places = [(path, int(line), function) for path, line, function in _FRAME.findall(frames)]
     return [json.loads(line) for line in lines], ending + _reader_s_place(places), output
@@ -235,16 +236,29 @@ def _end_with(parent: int) -> None:
 
 
 class _Watch:
-    """A pytest plugin that ends the process when a test takes too long; `stack` says where it was then."""
+    """A pytest plugin that ends the process when a test takes too long; `stack` says where it was then.
+
+    It is written by faulthandler, which gets through even where C code never comes back to Python. Windows
+    has no timer of processor time, and goes by the clock.
+    """
 
     def __init__(self, limit_s: float, stack: TextIO) -> None:
         self.limit_s, self.stack = limit_s, stack
         faulthandler.enable(stack)  # also where it was when it crashed
+        self.has_timer = hasattr(signal, "setitimer")
+        if self.has_timer:
+            faulthandler.register(signal.SIGPROF, stack, chain=True)  # and then the signal ends the process
 
     def pytest_runtest_setup(self) -> None:
-        faulthandler.dump_traceback_later(self.limit_s, file=self.stack, exit=True)
+        by_clock = self.limit_s
+        if self.has_timer:
+            signal.setitimer(signal.ITIMER_PROF, self.limit_s)
+            by_clock *= SLEEP_FACTOR
+        faulthandler.dump_traceback_later(by_clock, file=self.stack, exit=True)
 
     def pytest_runtest_teardown(self) -> None:
+        if self.has_timer:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
 
 
