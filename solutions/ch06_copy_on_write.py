@@ -144,9 +144,10 @@ def make_step_writable(cow: CopyOnWrite, writers: list[tuple[list[int], int]]) -
     """A challenge: the copies of a whole step, as one batch, for all who write in it, or for nobody.
 
     `writers` are pairs (block_ids, index): the owner of this list will write into block_ids[index]. No place
-    is named twice. Afterwards all of these blocks are writable, each by its owner; the copies are returned in
-    the order of the writers. If all k owners of a block write, they need k - 1 copies, since the last one
-    writes in place. If one of the k only reads, the k - 1 others need a copy each: k - 1 again.
+    is named twice, but one list may write into several of its blocks. `writers` itself stays as it is.
+    Afterwards all of these blocks are writable, each by its owner; the copies are returned in the order of
+    the writers. If all k owners of a block write, they need k - 1 copies, since the last one writes in place.
+    If one of the k only reads, the k - 1 others need a copy each: k - 1 again.
 
     `OutOfBlocks(needed, free, total)`, needed for all of the step's copies, if these are more than what is
     free; then nothing has changed: no list, no count. This is where one writer at a time is not enough: the
@@ -215,7 +216,7 @@ class BestOf:
         ### END SOLUTION
 
     def block_ids(self, branch: int) -> list[int]:
-        """The blocks that a live branch holds, in order."""
+        """The blocks that a live branch holds, in order, as a new list."""
         # Task 6
         ### BEGIN SOLUTION
         return list(self._tables[branch].block_ids)
@@ -232,7 +233,7 @@ class BestOf:
 
         Nobody appends before all that stop have freed: a block may have only one owner left by then, who
         writes it in place, and blocks that were freed can be taken again. Only *ended* branches make others
-        stop; one that is ahead may still fall behind.
+        stop; one that is ahead may still fall behind. Both arguments stay as they are.
         """
         # Task 6
         # 1. Add the log-probabilities to the scores.

@@ -101,6 +101,9 @@ APPENDED_FIRST = "the others wrote before those that stop had freed their blocks
 LEADER_STOPS = "a live branch was taken for the best one: it leads, but it may still fall behind"
 GOES_ON = "a branch goes on that can't become better than the best one"
 NOT_FREED = "a branch that stopped still holds its blocks"
+TWINS = "two forks have one list: when one of them gets a copy, so does the other"
+CHANGED = "what the caller passed in was changed"
+ALIAS = "the table's own list was given out: changing it changes the table"
 
 
 class ModelSharing:
@@ -284,6 +287,18 @@ def test_the_child_has_a_list_of_its_own(layer: Layer) -> None:
     expect("the parent's list after child.append(3)", parent, [0, 1], [([0, 1, 3], ONE_LIST)])
     parent[1] = 2
     expect("the child's list after parent[1] = 2", child, [0, 1, 3], [([0, 2, 3], ONE_LIST)])
+
+
+@pytest.mark.task(1)
+def test_every_fork_has_a_list_of_its_own(layer: Layer) -> None:
+    pool = layer.given.BlockAllocator(4)
+    parent = pool.allocate_many(2)
+    cow = layer.CopyOnWrite(pool)
+    first, second = cow.fork(parent), cow.fork(parent)
+    first.append(3)
+    expect(
+        "the list of a second fork, after the first one's .append(3)", second, [0, 1], [([0, 1, 3], TWINS)]
+    )
 
 
 @pytest.mark.task(1)
@@ -488,6 +503,15 @@ def test_the_place_is_the_one_that_was_asked_for(layer: Layer) -> None:
 
 
 @pytest.mark.task(4)
+def test_a_block_that_was_copied_once_can_be_shared_again(layer: Layer) -> None:
+    pool, cow, (_, child) = shared(layer, 6, 2)
+    expect("cow.make_writable(child, 1)", cow.make_writable(child, 1), (1, 2), {None: NOT_COPIED})
+    layer.given.CopyOnWrite(pool).fork(child)
+    wrong = {None: "a block that was the owner's alone once is taken to be so for ever"}
+    expect("the same, when child [0, 2] has been forked", cow.make_writable(child, 1), (2, 3), wrong)
+
+
+@pytest.mark.task(4)
 def test_without_a_free_block_nothing_changes(layer: Layer) -> None:
     pool, cow, (parent, child) = shared(layer, 2, 2)
     what = "cow.make_writable(child, 1) in a full pool, block 1 shared"
@@ -575,6 +599,30 @@ def test_a_step_that_does_not_fit_changes_nothing(
     call: Callable[[], object] = lambda: layer.make_step_writable(cow, places)  # noqa: E731
     expect_error(what, OutOfBlocks, call, [needed, free, num_blocks])
     expect("the users after it", users_of(subject.pool), [len(owners), *[0] * free])
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize("writers", [[("a", 0), ("a", 1)], [("a", 0), ("b", 1)]])
+def test_the_copies_of_several_blocks_are_counted_together(
+    layer: Layer, writers: list[tuple[str, int]]
+) -> None:
+    subject = Subject(layer, 9, {"a": 2, "others": 6})  # one block is left
+    for child in "bc":
+        subject.model.fork("a", child)
+        subject.lists[child] = layer.given.CopyOnWrite(subject.pool).fork(subject.lists["a"])
+    subject.make_step_writable(writers)
+    places = [(subject.lists[name], index) for name, index in writers]
+    cow = layer.given.CopyOnWrite(subject.pool)
+    call: Callable[[], object] = lambda: layer.make_step_writable(cow, places)  # noqa: E731
+    expect_error("the same: 2 copies, 1 block free of 9", OutOfBlocks, call, [2, 1, 9])
+
+
+@pytest.mark.task(5)
+def test_the_list_of_writers_stays_as_it_was(layer: Layer) -> None:
+    subject = family(layer, 4, "abc")
+    writers = [(subject.lists[name], 0) for name in "ab"]
+    layer.make_step_writable(layer.given.CopyOnWrite(subject.pool), writers)
+    expect("writers after make_step_writable(cow, writers)", writers, [([1], 0), ([2], 0)], [([], CHANGED)])
 
 
 @pytest.mark.task(5)
@@ -719,6 +767,29 @@ def test_who_stops_leaves_its_block_before_the_others_write(layer: Layer) -> Non
     what = "the copies when 0 ends, 1 stops, and only 2 goes on, all in block 1"
     expect(what, copies, [], wrong)
     expect("the blocks of branch 2", best.block_ids(2), [0, 1], [([0, 2], APPENDED_FIRST)])
+
+
+@pytest.mark.task(6)
+def test_who_stops_is_waited_for_by_those_with_lower_numbers_too(layer: Layer) -> None:
+    _, best = best_of(layer, 6, 3, num_blocks=4)
+    copies = best.step({0: -0.5, 1: -1.0, 2: -3.0}, [1])
+    wrong = [([(1, 2)], APPENDED_FIRST), ([(1, 2), (1, 3)], APPENDED_FIRST)]
+    expect("the copies when 1 ends, 2 stops, and only 0 goes on, all in block 1", copies, [], wrong)
+
+
+@pytest.mark.task(6)
+def test_the_lowest_branch_writes_first_and_nothing_passed_in_or_given_out_is_shared(layer: Layer) -> None:
+    _, best = best_of(layer, 6, 4)
+    logprobs, ended = {3: -9.0, 2: -1.0, 1: -5.0, 0: -0.5}, [3, 1]
+    copies = best.step(logprobs, ended)
+    what = "step({3: -9.0, 2: -1.0, 1: -5.0, 0: -0.5}, [3, 1])"
+    expect(what, copies, [(1, 2)])
+    wrong = [([[0, 1], [0, 2]], "the branches appended in the order of the dict, not the lowest first")]
+    expect("the blocks of 0 and 2", [best.block_ids(branch) for branch in (0, 2)], [[0, 2], [0, 1]], wrong)
+    expect("logprobs after it", logprobs, {3: -9.0, 2: -1.0, 1: -5.0, 0: -0.5}, [(dict(logprobs), CHANGED)])
+    expect("ended after it", ended, [3, 1], [([1, 3], CHANGED), ([], CHANGED)])
+    best.block_ids(0).append(99)
+    expect("block_ids(0), after block_ids(0).append(99)", best.block_ids(0), [0, 2], [([0, 2, 99], ALIAS)])
 
 
 @pytest.mark.task(6)

@@ -303,7 +303,89 @@ answers.wrong(
     mistake="of equals the lower branch is the best",
 )  # fmt: skip
 
+# -- found by trying to break the grader: arguments changed, things shared, cases at the edge
+
+answers.wrong("one list for all forks", task=1, edits=[
+    ('''        # Not `block_ids` itself: parent and child will exchange blocks in their lists, each in its own.
+        return list(block_ids)
+''',
+     '''        key = tuple(block_ids)
+        self._c = getattr(self, "_c", {})
+        return self._c.setdefault(key, list(block_ids))
+'''),
+])
+answers.wrong("remembers for ever what was its own", task=4, edits=[
+    ('''        if self.is_writable(src):
+            return None
+        # First take, then give up. The other way round, OutOfBlocks would leave a list that names a block
+        # which it no longer counts as a user of: the next to free it frees it under somebody else.
+        dst = self.allocator.allocate()
+        # free() can't put src into the free queue here: it has another user. So the content of src survives
+        # until the copy has run, and no later copy of the step can get src as its dst.
+''',
+     '''        self._mine = getattr(self, "_mine", set())
+        if self.is_writable(src) or (id(block_ids), src) in self._mine:
+            return None
+        dst = self.allocator.allocate()
+        self._mine.add((id(block_ids), dst))
+'''),
+])
+answers.wrong("counts lists, not places", task=5, edits=[
+    ("    num_writers = Counter(block_ids[index] for block_ids, index in writers)\n",
+     "    num_writers = Counter({id(b): b[i] for b, i in writers}.values())\n"),
+])
+answers.wrong("takes the writers out of the caller's list", task=5, edits=[
+    ("    copies = [cow.make_writable(block_ids, index) for block_ids, index in writers]\n",
+     '''    copies = [cow.make_writable(block_ids, index) for block_ids, index in writers]
+    writers.clear()
+'''),
+])
+answers.wrong("counts the block with the most copies", task=5, edits=[
+    ("    needed = sum(min(w, allocator.ref_count(block_id) - 1) for block_id, w in num_writers.items())\n",
+     "    needed = max((min(w, allocator.ref_count(block_id) - 1) for block_id, w in num_writers.items()), default=0)\n"),
+])
+answers.wrong("checks only if all write into one block", task=5, edits=[
+    ("    if needed > allocator.num_free:\n",
+     "    if len(num_writers) == 1 and needed > allocator.num_free:\n"),
+])
+answers.wrong("says what is missing, not what is needed", task=5, edits=[
+    ("        raise OutOfBlocks(needed, allocator.num_free, allocator.num_blocks)\n",
+     "        raise OutOfBlocks(needed - allocator.num_free, allocator.num_free, allocator.num_blocks)\n"),
+])
+answers.wrong("sorts the caller's list", task=6, edits=[
+    ("        for branch in sorted(ended):\n",
+     '''        ended.sort()
+        for branch in ended:
+'''),
+])
+answers.wrong("takes the caller's logprobs apart", task=6, edits=[
+    ("        for branch, logprob in logprobs.items():\n",
+     '''        while logprobs:
+            branch, logprob = logprobs.popitem()
+'''),
+])
+answers.wrong("gives out the table's own list", task=6, edits=[
+    ("        return list(self._tables[branch].block_ids)\n",
+     "        return self._tables[branch].block_ids\n"),
+])
+answers.wrong("appends before those with higher numbers have freed", task=6, edits=[
+    ("                self.best = branch, self._scores[branch]\n",
+     '''                self.best = branch, self._scores[branch]
+        copies = []
+'''),
+    ("        return [copy for branch in self.live() for copy in self._tables[branch].append(1).copies]\n",
+     '''            else:
+                copies += self._tables[branch].append(1).copies
+        return copies
+'''),
+])
+answers.wrong("appends in the order of the dict", task=6, edits=[
+    ("        return [copy for branch in self.live() for copy in self._tables[branch].append(1).copies]\n",
+     "        return [copy for branch in [x for x in logprobs if x in self._tables] for copy in self._tables[branch].append(1).copies]\n"),
+])
+
 # -- right ones
+
 answers.right(
     "shares with a comprehension, and asks for the count itself",
     edits=[
