@@ -8,6 +8,7 @@ What it leaves out: recording (`recording.py`), and pictures of a live engine (`
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -21,9 +22,11 @@ from minipaged.recording import Frame, Row
 COLUMNS, PITCH, LEFT = 24, 0.36, 0.15
 ROW_HEIGHT, MAX_EVENTS, MAX_TEXT = 0.24, 3, 42
 STATIC = "MINIPAGED_STATIC"  # set: no widgets. The builder of the notebooks sets it
+# What makes a still worth showing, the most telling first, as it is said in a frame's events.
+TELLING = ("PREEMPTED", "copied", "admitted, [1-9]", "arrives", "is back|swapped in")
 
 
-def play(frames: Sequence[Frame], stills: int = 3) -> None:
+def play(frames: Sequence[Frame], stills: int = 5) -> None:
     """Show a run with a slider and a play button, or `stills` of its steps where widgets can't run.
 
     >>> play(Recorder(engine, arrivals).run())
@@ -38,14 +41,19 @@ def play(frames: Sequence[Frame], stills: int = 3) -> None:
 
 
 def pick_stills(frames: Sequence[Frame], count: int) -> list[Frame]:
-    """The steps in which most happened, in order; a preemption or a copy counts more than an arrival."""
-    weights = {"PREEMPTED": 4, "copied": 3, "swapped": 3, "cached": 2}
+    """At most `count` steps, in order, that show what the run has: the first preemption, copy, hit in the
+    prefix cache, arrival and return, and the end. What is left over goes to the steps with most events."""
 
-    def interest(frame: Frame) -> tuple[int, int]:
-        points = sum(max([1, *(w for word, w in weights.items() if word in event)]) for event in frame.events)
-        return -points, frame.step
+    def shows(frame: Frame, words: str) -> bool:
+        return any(re.search(words, event) for event in frame.events)
 
-    return sorted(sorted(frames, key=interest)[:count], key=lambda frame: frame.step)
+    chosen = [frames[-1]][:count]
+    for words in TELLING:
+        found = next((frame for frame in frames if shows(frame, words)), None)
+        if found and len(chosen) < count and not any(shows(frame, words) for frame in chosen):
+            chosen.append(found)
+    others = sorted((frame for frame in frames if frame not in chosen), key=lambda frame: -len(frame.events))
+    return sorted([*chosen, *others[: count - len(chosen)]], key=lambda frame: frame.step)
 
 
 def colours_of(frames: Sequence[Frame]) -> dict[str, str]:
@@ -72,7 +80,8 @@ def draw_frame(frame: Frame, colours: dict[str, str]) -> Figure:
     for row in frame.rows:
         _draw_row(axes, y, row, colours)
         y += ROW_HEIGHT
-    totals = f"so far: {frame.output_tokens} tokens, {frame.preemptions} preemptions, {frame.copies} copies"
+    counts = {"output tokens": frame.output_tokens, "preemptions": frame.preemptions, "copies": frame.copies}
+    totals = "so far: " + ", ".join(f"{what} {count}" for what, count in counts.items())
     _write(axes, LEFT, y + 0.08, totals, 8, color=GREY)
     hidden = len(frame.events) - MAX_EVENTS
     events = [*frame.events[: MAX_EVENTS - 1], f"and {hidden + 1} more"] if hidden > 0 else frame.events

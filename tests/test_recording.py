@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,24 @@ def test_every_frame_can_be_drawn_and_says_in_words_what_it_shows(frames: list[F
         assert all(event in label for event in frame.events)
 
 
-def test_stills_are_the_steps_in_which_most_happened(frames: list[Frame]) -> None:
-    stills = pick_stills(frames, 3)
-    assert [frame.step for frame in stills] == sorted(frame.step for frame in stills)
-    assert any("PREEMPTED" in event for frame in stills for event in frame.events)
-    assert len(pick_stills(frames, 999)) == len(frames)
+def test_stills_show_what_the_run_has(frames: list[Frame]) -> None:
+    stills = pick_stills(frames, 5)
+    assert [frame.step for frame in stills] == sorted({frame.step for frame in stills})
+    assert frames[-1] in stills and len(stills) == 5
+    words = " ".join(event for frame in stills for event in frame.events)
+    whole = " ".join(event for frame in frames for event in frame.events)
+    for telling in ("arrives", "PREEMPTED", "copied", "is back"):
+        assert telling in words or telling not in whole
+    assert any("PREEMPTED" in event for frame in pick_stills(frames, 2) for event in frame.events)
+    assert pick_stills(frames, 999) == frames and pick_stills(frames, 0) == []
+
+
+def test_a_copy_is_not_crowded_out_by_steps_with_more_events(frames: list[Frame]) -> None:
+    quiet = [replace(frame, events=["A arrives", "B arrives", "C arrives"]) for frame in frames[:6]]
+    quiet[2] = replace(quiet[2], events=["block 6 copied to 7"])
+    quiet[3] = replace(quiet[3], events=["B admitted, 0 of 20 tokens cached"])
+    quiet[4] = replace(quiet[4], events=["B admitted, 16 of 20 tokens cached"])
+    assert pick_stills(quiet, 4) == [quiet[0], quiet[2], quiet[4], quiet[5]]
 
 
 def test_with_widgets_there_is_a_slider_and_without_there_are_stills(
