@@ -71,7 +71,7 @@ def block_keys(
     """The keys of a sequence's full blocks, in order. Tokens after the last full block are in no key.
 
     Block i has the tokens i · block_size to (i + 1) · block_size - 1. Its key is `block_key` of these, with
-    the key of block i - 1 as its parent (ROOT_KEY for i = 0), and `extra`.
+    the key of block i - 1 as its parent (ROOT_KEY for i = 0), and `extra`. `token_ids` stays as it is.
 
     Example: block size 4. 11 tokens have 2 keys, the last 3 tokens are in neither; 3 tokens have none.
     """
@@ -186,7 +186,8 @@ class PrefixPool:
         raise NotImplementedError("ch07_prefix_cache, task 5: least recently used")
 
     def take(self, hits: Sequence[int], num_new: int) -> list[int]:
-        """Become a user of the cached blocks `hits` and of `num_new` fresh ones; returns both, hits first.
+        """Become a user of the cached blocks `hits` and of `num_new` fresh ones; returns both, hits first,
+        in a list of its own.
 
         A hit that somebody uses gets one user more, which takes no free block. A hit that nobody uses is one
         of the free blocks: it is taken out of the queue with its content, keeps its key, and counts as needed
@@ -206,7 +207,8 @@ class PrefixPool:
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Give up one user of each block, the last block first, so that a sequence's end is evicted before
-        its beginning. Blocks keep their keys: they are findable until they are handed out again.
+        its beginning. Blocks keep their keys: they are findable until they are handed out again. `block_ids`
+        stays as it is.
 
         Example: after `release([0, 1, 2])` the queue ends with 2, 1, 0, if nobody else used them.
         """
@@ -245,6 +247,7 @@ class RadixTree:
 
     def insert(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> int:
         """Remember in which blocks a sequence lies; block_ids has one block for each *full* block of tokens.
+        Both lists are the caller's, and may be changed afterwards.
 
         Returns how many blocks, from the start, the tree had already: for these the tree keeps the block that
         was there first. (Example above: block 20 is not needed, since 10 holds the same.)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -133,6 +134,9 @@ ONE_NODE_EACH = "one node for each block: a node is a run of blocks, split only 
 TREE_LAST_WINS = "the second of two identical blocks took the first one's place"
 LOST_BELOW = "what was below a node is lost when the node is split"
 
+CHANGED = "what the caller passed in was changed"
+SAME_LIST = "one list was given out twice: whoever changes it changes it for the other, too"
+
 A, B, C, D = (bytes([number]) * 32 for number in (65, 66, 67, 68))
 KEYS = {"A": A, "B": B, "C": C, "D": D}
 NAMES = {key: name for name, key in KEYS.items()}
@@ -169,6 +173,18 @@ def test_an_empty_text_is_a_value(layer: Layer) -> None:
     )
 
 
+@pytest.mark.task(1)
+@pytest.mark.parametrize("text", [" Ab ", "None", "x"])
+def test_a_value_stays_as_it_is_and_both_may_be_the_same(layer: Layer, text: str) -> None:
+    expected = (("cache_salt", text), ("adapter", text))
+    wrong = [
+        (expected[:1], "of two equal values one was left out"),
+        (expected[1:], "one was left out"),
+        ((), "lost"),
+    ]
+    expect(f"extra_keys({text!r}, {text!r})", layer.extra_keys(text, text), expected, wrong)
+
+
 # -- task 2: keys ----------------------------------------------------------------------------------
 
 ROOT = bytes(32)
@@ -203,6 +219,10 @@ def test_a_key_is_32_bytes_and_the_same_for_the_same_arguments(layer: Layer) -> 
         ((ROOT, [1, 23]), (ROOT, [12, 3]), RUN_TOGETHER),
         ((ROOT, [2]), (ROOT, [258]), ONE_BYTE),
         ((ROOT, [5, 0]), (ROOT, [5]), None),
+        ((ROOT, [1, 1, 2]), (ROOT, [1, 2, 2]), "a token that comes twice is in the key once"),
+        ((ROOT, [2**63 - 1]), (ROOT, [2**63 - 2]), "large tokens were rounded: a float has 53 bits"),
+        ((A[:30] + b"AB", [1]), (A[:30] + b"BA", [1]), NO_PARENT),
+        ((ROOT, [1], (("cache_salt", "é"),)), (ROOT, [1], (("cache_salt", "è"),)), NO_EXTRA),
         ((ROOT, [7]), (ROOT, [7 + 2**32]), "only the lowest bytes of each token are in the key"),
         ((ROOT, [0]), (ROOT, [2**61 - 1]), WEAK),
         ((ROOT, [3]), (ROOT, [2**63 - 1]), None),
@@ -242,6 +262,21 @@ def test_inputs_by_the_hundred_have_a_key_of_their_own(layer: Layer) -> None:
         expect(f"block_key{show(arguments)}", same, "a key of its own")
 
 
+# What somebody might write between a domain and its value, or between two pairs.
+MARKS = ("", " ", ":", "=", ",", ";", "|", "/", "-", "_", ".", "&", "#", "\0", "\x1f", "\n", ": ", ", ")
+QUOTED = ('": "', '", "', "': '", "', '", '"], ["', "'), ('", '"}, {"', "][", ")(")
+
+
+@pytest.mark.task(2)
+def test_no_salt_can_be_written_that_looks_like_a_salt_and_an_adapter(layer: Layer) -> None:
+    """Who chooses his own salt must not get at the blocks of another user's fine-tuned variant."""
+    right = layer.block_key(ROOT, [1], BOTH)
+    for inner, outer in itertools.product(MARKS + QUOTED, repeat=2):
+        forged = (("cache_salt", f"x{outer}adapter{inner}y"),)
+        what = f"whether block_key(ROOT_KEY, [1], {BOTH}) and block_key(ROOT_KEY, [1], {forged}) are the same"
+        expect(what, layer.block_key(ROOT, [1], forged) == right, False, {True: UNQUOTED})
+
+
 def pairs(salt: str | None, adapter: str | None) -> tuple[tuple[str, str], ...]:
     """What extra_keys should give."""
     values = {"cache_salt": salt, "adapter": adapter}
@@ -250,7 +285,7 @@ def pairs(salt: str | None, adapter: str | None) -> tuple[tuple[str, str], ...]:
 
 @pytest.mark.task(2)
 @pytest.mark.parametrize(
-    ("num_tokens", "num_keys"), [(0, 0), (3, 0), (4, 1), (5, 1), (8, 2), (11, 2), (12, 3)]
+    ("num_tokens", "num_keys"), [(0, 0), (3, 0), (4, 1), (5, 1), (8, 2), (11, 2), (12, 3), (41, 10)]
 )
 def test_full_blocks_have_keys_and_no_others(layer: Layer, num_tokens: int, num_keys: int) -> None:
     keys = layer.block_keys(list(range(num_tokens)), 4)
@@ -272,6 +307,13 @@ def test_each_key_is_the_parent_of_the_next(layer: Layer) -> None:
 
 
 @pytest.mark.task(2)
+def test_the_tokens_stay_with_the_caller(layer: Layer) -> None:
+    tokens = [1, 2, 3, 4, 5]
+    layer.block_keys(tokens, 2)
+    expect("the tokens after block_keys(tokens, 2)", tokens, [1, 2, 3, 4, 5], [([5], CHANGED), ([], CHANGED)])
+
+
+@pytest.mark.task(2)
 @pytest.mark.parametrize(
     ("other", "num_equal"),
     [([1, 2, 3, 4, 5, 6], 3), ([1, 2, 3, 4, 5, 9], 2), ([1, 2, 9, 4, 5, 6], 1), ([9, 2, 3, 4, 5, 6], 0)],
@@ -280,7 +322,7 @@ def test_keys_are_equal_up_to_the_first_block_that_differs(
     layer: Layer, other: list[int], num_equal: int
 ) -> None:
     prompt = [1, 2, 3, 4, 5, 6]
-    keys, others = layer.block_keys(prompt, 2), layer.block_keys(other, 2)
+    keys, others = layer.block_keys(list(prompt), 2), layer.block_keys(list(other), 2)
     got = [a == b for a, b in zip(keys, others, strict=True)]
     alone = [prompt[i : i + 2] == other[i : i + 2] for i in (0, 2, 4)]
     wanted = [True] * num_equal + [False] * (3 - num_equal)
@@ -506,7 +548,13 @@ def test_a_match_changes_nothing(layer: Layer) -> None:
     cache.match(keys, 100).clear()
     expect("entries() after a match, whose result was cleared", findable(cache), {"A": 1, "B": 2})
     expect("the keys that were passed", keys, [A, B])
-    expect("the same match again", cache.match(keys, 100), [1, 2])
+    again, shorter = cache.match(keys, 100), cache.match(keys, 3)
+    expect(
+        "the same match again, after it one of 3 tokens",
+        [again, shorter],
+        [[1, 2], [1]],
+        [([[1], [1]], SAME_LIST)],
+    )
 
 
 @pytest.mark.task(4)
@@ -644,7 +692,9 @@ def test_a_free_hit_is_revived_with_its_key(layer: Layer) -> None:
     pool, hits = served(layer, 4, "ABC"), [0, 1]
     what = "take([0, 1], 1), with A, B, C in the free blocks 0, 1, 2, and block 3 free"
     expect(what, pool.take(hits, 1), [0, 1, 3])
-    expect("the hits that were passed", hits, [0, 1])
+    expect("the hits that were passed", hits, [0, 1], [([0, 1, 3], CHANGED)])
+    pool.take(hits, 0).append(99)
+    expect("the hits, after take(hits, 0).append(99)", hits, [0, 1], [([0, 1, 99], SAME_LIST)])
     expect("the free queue after it", pool.allocator.free_blocks(), [2])
     expect(
         "what can be found after it",
@@ -710,6 +760,31 @@ def test_free_hits_count_as_needed_and_a_refusal_changes_nothing(layer: Layer) -
     expect("take([0, 1], 3)", pool.take([0, 1], 3), [0, 1, 2, 3, 4])
     expect_error("take([0], 1) of a full pool", OutOfBlocks, lambda: pool.take([0], 1), [1, 0, 5])
     expect("the users after it", state_of_pool(pool)["users"], [1, 1, 1, 1, 1], [([2, 1, 1, 1, 1], PARTLY)])
+
+
+@pytest.mark.task(5)
+def test_a_refusal_leaves_the_queue_in_its_order(layer: Layer) -> None:
+    pool = served(layer, 5, "A", "B", "C", "D")
+    expect("the free queue, with A to D in the blocks 0 to 3", pool.allocator.free_blocks(), [4, 0, 1, 2, 3])
+    expect_error("take([0, 2], 4)", OutOfBlocks, lambda: pool.take([0, 2], 4), [6, 5])
+    wrong = [([4, 1, 3, 2, 0], PARTLY), ([4, 1, 3, 0, 2], PARTLY)]
+    expect("the free queue after it", pool.allocator.free_blocks(), [4, 0, 1, 2, 3], wrong)
+
+
+@pytest.mark.task(5)
+def test_a_release_goes_backwards_whatever_the_ids_and_the_keys(layer: Layer) -> None:
+    pool = served(layer, 4, "A", "B", "C")
+    pool.take([2, 0], 1)  # the fresh one is 3, which has no key
+    blocks = [2, 3, 0]
+    pool.release(blocks)
+    wrong = [
+        ([1, 3, 2, 0], "the blocks were released by their ids, not from the last to the first"),
+        ([1, 3, 0, 2], "those without a key were released first: the order is the sequence's alone"),
+        ([1, 2, 3, 0], HEAD_FIRST),
+    ]
+    what = "the free queue after release([2, 3, 0]), with block 1 free before"
+    expect(what, pool.allocator.free_blocks(), [1, 0, 3, 2], wrong)
+    expect("the list that was passed", blocks, [2, 3, 0], [([0, 3, 2], CHANGED), ([], CHANGED)])
 
 
 PROMPTS = ("A", "AB", "ABC", "D", "ABD")  # the keys of their blocks, by name
@@ -842,6 +917,27 @@ def test_a_node_that_is_split_keeps_what_is_below_it(layer: Layer) -> None:
 
 
 @pytest.mark.task(6)
+def test_a_beginning_of_what_is_there_splits_nothing(layer: Layer) -> None:
+    tree = layer.RadixTree(1)
+    tree.insert([1, 2, 3], [10, 11, 12])
+    expect("insert([1, 2], [20, 21]), with [1, 2, 3] in the tree", tree.insert([1, 2], [20, 21]), 2)
+    wrong = {2: "a node was split though no sequence goes a different way there"}
+    expect("num_nodes after it", tree.num_nodes, 1, wrong)
+
+
+@pytest.mark.task(6)
+def test_lists_passed_in_and_given_out_are_not_the_trees_own(layer: Layer) -> None:
+    tree, blocks = layer.RadixTree(1), [10, 11, 12]
+    tree.insert([1, 2, 3], blocks)
+    blocks.clear()
+    longer, shorter = tree.match([1, 2, 3, 0]), tree.match([1, 2])
+    what = "match([1, 2, 3, 0]) and then match([1, 2]), when the list passed to insert has been cleared"
+    expect(what, [longer, shorter], [[10, 11, 12], [10]], [([[10], [10]], SAME_LIST), ([[], []], SAME_LIST)])
+    longer.clear()
+    expect("match([1, 2, 3, 0]) after its last result was cleared", tree.match([1, 2, 3, 0]), [10, 11, 12])
+
+
+@pytest.mark.task(6)
 def test_a_long_sequence_is_two_nodes_at_most(layer: Layer) -> None:
     tree = layer.RadixTree(4)
     tokens, blocks = list(range(400)), list(range(100))
@@ -919,6 +1015,7 @@ def naive_clairvoyant(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
             1,
             {0: "the beginning was evicted before the end", 2: "the cache holds more blocks than it has"},
         ),
+        ([[9, 1], [3, 4], [9, 1]], 3, 1, {0: "among blocks of one prompt the id decided, not the place"}),
         ([[1, 2], [1, 2], [1, 2]], 2, 4, {}),
         ([[1], [2], [3], [2], [1]], 2, 1, {0: SOONEST}),
         ([[1, 2, 3], [4], [1, 2, 3]], 3, 2, {0: OWN, 3: "the cache holds more blocks than it has"}),
@@ -931,7 +1028,7 @@ def test_the_block_that_is_needed_last_is_evicted_first(
 ) -> None:
     expect(
         f"clairvoyant_hits({prompts}, {num_blocks})",
-        layer.clairvoyant_hits(prompts, num_blocks),
+        layer.clairvoyant_hits([list(prompt) for prompt in prompts], num_blocks),
         expected,
         wrong,
     )
@@ -955,4 +1052,4 @@ def test_any_trace_has_as_many_hits_as_the_future_allows(layer: Layer, num_block
 def test_what_was_passed_is_left_as_it_was(layer: Layer) -> None:
     prompts = [[1, 2], [3], [1, 2]]
     layer.clairvoyant_hits(prompts, 2)
-    expect("the prompts after clairvoyant_hits", prompts, [[1, 2], [3], [1, 2]])
+    expect("the prompts after clairvoyant_hits", prompts, [[1, 2], [3], [1, 2]], [([], CHANGED)])

@@ -247,6 +247,134 @@ answers.wrong(
     edits=[("        for _ in range(num_too_many):\n", "        if num_too_many > 0:\n            cached, heap, num_too_many = set(), [], 0\n        for _ in range(num_too_many):\n")],
 )  # fmt: skip
 
+# -- found by trying to break the grader: arguments changed, things shared, cases at the edge
+
+answers.wrong("strips the values", task=1, edits=[
+    ("    return tuple((domain, value) for domain, value in tagged if value is not None)\n",
+     "    return tuple((d, v.strip()) for d, v in tagged if v is not None)\n"),
+])
+answers.wrong("takes the text None for None", task=1, edits=[
+    ("    return tuple((domain, value) for domain, value in tagged if value is not None)\n",
+     "    return tuple((d, v) for d, v in tagged if v not in (None, 'None'))\n"),
+])
+answers.wrong("one of two equal values", task=1, edits=[
+    ("    return tuple((domain, value) for domain, value in tagged if value is not None)\n",
+     "    return tuple({v: (d, v) for d, v in tagged if v is not None}.values())\n"),
+])
+answers.wrong("tokens as floats", task=2, edits=[
+    ('    tokens = array("q", token_ids).tobytes()\n',
+     '    tokens = array("d", token_ids).tobytes()\n'),
+])
+answers.wrong("each token once", task=2, edits=[
+    ('    tokens = array("q", token_ids).tobytes()\n',
+     '    tokens = array("q", dict.fromkeys(token_ids)).tobytes()\n'),
+])
+answers.wrong("pairs joined with bars", task=2, edits=[
+    ("    digest.update(json.dumps(extra).encode())\n",
+     '    digest.update("|".join(f"{d}{v}" for d, v in extra).encode())\n'),
+])
+answers.wrong("texts joined with zero bytes", task=2, edits=[
+    ("    digest.update(json.dumps(extra).encode())\n",
+     '    digest.update("\\0".join(x for p in extra for x in p).encode())\n'),
+])
+answers.wrong("pairs joined with equals signs", task=2, edits=[
+    ("    digest.update(json.dumps(extra).encode())\n",
+     '    digest.update("=".join(f"{d}{v}" for d, v in extra).encode())\n'),
+])
+answers.wrong("letters that are not ASCII become question marks", task=2, edits=[
+    ("    digest.update(json.dumps(extra).encode())\n",
+     '    digest.update(json.dumps(extra, ensure_ascii=False).encode("ascii", "replace"))\n'),
+])
+answers.wrong("takes the tokens out of the caller's list", task=2, edits=[
+    ('''    for end in range(block_size, len(token_ids) + 1, block_size):
+        parent = keys[-1] if keys else ROOT_KEY
+        keys.append(block_key(parent, token_ids[end - block_size : end], extra))
+''',
+     '''    while isinstance(token_ids, list) and len(token_ids) >= block_size:
+        keys.append(block_key(keys[-1] if keys else ROOT_KEY, token_ids[:block_size], extra))
+        del token_ids[:block_size]
+    if not isinstance(token_ids, list):
+        for end in range(block_size, len(token_ids) + 1, block_size):
+            keys.append(block_key(keys[-1] if keys else ROOT_KEY, token_ids[end - block_size : end], extra))
+'''),
+])
+answers.wrong("one list for all matches", task=4, edits=[
+    ('''            hits.append(block_id)
+        return hits
+''',
+     '''            hits.append(block_id)
+        self._hits = getattr(self, '_hits', [])
+        self._hits[:] = hits
+        return self._hits
+'''),
+])
+answers.wrong("returns the list of hits itself", task=5, edits=[
+    ("                self.allocator.share(block_id)\n",
+     '''                self.allocator.share(block_id)
+        if not num_new:
+            return hits
+'''),
+])
+answers.wrong("takes and gives back, in another order", task=5, edits=[
+    ('''        num_revived = sum(self.allocator.ref_count(block_id) == 0 for block_id in hits)
+        needed = num_revived + num_new
+        if needed > self.allocator.num_free:
+            raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
+        # Hits first: a free hit stands in the queue like any other free block, and may be its head. A fresh
+        # block taken before could be that very hit, about to be overwritten.
+''',
+     ''''''),
+    ("        return [*hits, *self.allocator.allocate_many(num_new)]\n",
+     '''        try:
+            return [*hits, *self.allocator.allocate_many(num_new)]
+        except OutOfBlocks:
+            n = self.allocator.num_free
+            self.allocator.free_many(reversed(hits))
+            raise OutOfBlocks(num_new + self.allocator.num_free - n, self.allocator.num_free, self.allocator.num_blocks)
+'''),
+])
+answers.wrong("releases by id", task=5, edits=[
+    ("        self.allocator.free_many(reversed(block_ids))\n",
+     "        self.allocator.free_many(sorted(block_ids, reverse=True))\n"),
+])
+answers.wrong("turns the caller's list round", task=5, edits=[
+    ("        self.allocator.free_many(reversed(block_ids))\n",
+     '''        if isinstance(block_ids, list):
+            block_ids.reverse()
+            self.allocator.free_many(block_ids)
+        else:
+            self.allocator.free_many(reversed(block_ids))
+'''),
+])
+answers.wrong("releases blocks without a key first", task=5, edits=[
+    ("        self.allocator.free_many(reversed(block_ids))\n",
+     '''        self.allocator.free_many([b for b in reversed(block_ids) if self.cache.key(b) is None])
+        self.allocator.free_many([b for b in reversed(block_ids) if self.cache.key(b) is not None])
+'''),
+])
+answers.wrong("splits where nobody parts", task=6, edits=[
+    ("            if common < min(len(child.chunks), len(rest)):\n",
+     "            if common < len(child.chunks):\n"),
+])
+answers.wrong("keeps the list that was passed in", task=6, edits=[
+    ("                node.children[rest[0]] = _Node(rest, list(block_ids[num_found : len(chunks)]))\n",
+     "                node.children[rest[0]] = _Node(rest, block_ids if not num_found else list(block_ids[num_found:]))\n"),
+])
+answers.wrong("one list for all matches of the tree", task=6, edits=[
+    ('''            node = child
+        return hits
+''',
+     '''            node = child
+        self._last = getattr(self, '_last', [])
+        self._last[:] = hits
+        return self._last
+'''),
+])
+answers.wrong("of equals the highest id goes", task=7, edits=[
+    ("            heapq.heappush(heap, (-use, -place, block_id))\n",
+     "            heapq.heappush(heap, (-use, -block_id, block_id))\n"),
+])
+
 answers.right(
     "keys of nested texts, one map and a search, a pool that plans first",
     source='''
