@@ -47,7 +47,7 @@ def static_timeline(output_lens: SequenceOf[int], max_num_seqs: int) -> list[tup
     `max_num_seqs` requests run in a step. The first `max_num_seqs` requests are the first batch, and so on;
     the next batch starts when the longest request of this one has had its last step. Returns, for each
     request in order, the pair (its first step, the step after its last). ValueError, with the number, for a
-    max_num_seqs below 1.
+    max_num_seqs below 1. `output_lens` stays as it is.
 
     >>> static_timeline([3, 5, 2, 4], max_num_seqs=2)
     [(0, 3), (0, 5), (5, 7), (5, 9)]
@@ -174,7 +174,7 @@ class Scheduler:
         """Start anew: exactly these requests wait, in order, and none runs. None of them holds a block.
 
         The engine calls this when a step has failed half-way, and everything is to be computed again. The
-        requests may come in any order.
+        requests may come in any order, and in a list of the caller's, which stays as it is.
         """
         # Task 3
         ### BEGIN SOLUTION

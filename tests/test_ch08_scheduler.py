@@ -383,6 +383,17 @@ def test_any_requests_and_seats(layer: Layer, lens: list[int], seats: int) -> No
         expect(f"{name}({lens}, {seats})", getattr(layer, name)(lens, seats), right, [(other, mistake)])
 
 
+@pytest.mark.task(1)
+@pytest.mark.parametrize("name", ["static_timeline", "continuous_timeline"])
+def test_the_lengths_stay_with_the_caller(layer: Layer, name: str) -> None:
+    lens = [3, 1, 2]
+    getattr(layer, name)(lens, 2)
+    changed = "what the caller passed in was changed"
+    expect(
+        f"output_lens after {name}", lens, [3, 1, 2], [(seen, changed) for seen in ([], [1, 2, 3], [0, 0, 0])]
+    )
+
+
 # -- task 2: chunks --------------------------------------------------------------------------------
 
 
@@ -473,6 +484,21 @@ def test_after_a_restart_everybody_waits_in_order(layer: Layer) -> None:
     ]
     what = "running and waiting, after restart of d, b (priority 1) and a"
     expect(what, got, [[], ["a", "d", "b"]], wrong)
+
+
+@pytest.mark.task(3)
+def test_a_restart_takes_a_list_and_leaves_it_alone(layer: Layer) -> None:
+    engine = dry(layer)
+    for name in "abc":
+        engine.add(name, 3)
+    requests = [engine.requests[name] for name in "cab"]
+    engine.scheduler.restart(requests)
+    expect("waiting, after restart of [c, a, b]", engine.state()["waiting"], ["a", "b", "c"])
+    engine.add("d", 3)
+    names = [request.request_id for request in requests]
+    wrong = "the caller's list became the queue: it was sorted, and grows and shrinks with it"
+    what = "the list that was passed to restart, after d came"
+    expect(what, names, ["c", "a", "b"], [(["a", "b", "c"], wrong), (["a", "b", "c", "d"], wrong)])
 
 
 # -- task 4: running requests ----------------------------------------------------------------------
@@ -701,6 +727,19 @@ def test_what_the_empty_pool_cannot_hold_is_given_up_and_the_next_one_comes(laye
 
 
 @pytest.mark.task(5)
+def test_nothing_runs_is_asked_anew_for_every_head(layer: Layer) -> None:
+    engine = dry(layer, num_blocks=3)
+    engine.add("a", 5, max_tokens=1)
+    engine.add("b", 6, max_tokens=1)
+    step = engine.step()
+    got = [step["tokens"], step["out_of_capacity"]]
+    wrong = [([{"a": 5}, ["b"]], GIVEN_UP_EARLY)]
+    what = "tokens and given up, when a (2 blocks) and b (2 blocks) come to an empty pool of 3"
+    expect(what, got, [{"a": 5}, []], wrong)
+    expect("the tokens of the next step, when a has ended", engine.step()["tokens"], {"b": 6})
+
+
+@pytest.mark.task(5)
 def test_a_swapped_request_comes_back_with_its_copies(layer: Layer) -> None:
     engine = dry(layer, num_blocks=4, num_cpu_blocks=4, preemption_mode="swap")
     engine.add("a", 5)
@@ -710,6 +749,19 @@ def test_a_swapped_request_comes_back_with_its_copies(layer: Layer) -> None:
     what = "step.swap_in, when a comes back (its blocks 0 and 1 of the CPU's pool)"
     expect(what, step["swap_in"], [(0, 2), (1, 3)], [([], SWAP_IN_LOST)])
     expect("its tokens: nothing is computed again", step["tokens"], {"a": 1})
+
+
+@pytest.mark.task(5)
+def test_two_that_come_back_in_one_step_bring_the_copies_of_both(layer: Layer) -> None:
+    engine = dry(layer, num_blocks=4, num_cpu_blocks=4, preemption_mode="swap")
+    for name in "ab":
+        engine.add(name, 2)
+    engine.step()
+    out = [engine.evict(name, swap=True) for name in "ab"]
+    expect("the copies that swap a and b out", out, [[(0, 0)], [(1, 1)]])
+    step = engine.step()
+    wrong = [([(1, 3)], SWAP_IN_LOST), ([(0, 2)], SWAP_IN_LOST), ([], SWAP_IN_LOST)]
+    expect("step.swap_in, when both come back", step["swap_in"], [(0, 2), (1, 3)], wrong)
 
 
 @pytest.mark.task(5)
@@ -860,6 +912,19 @@ def test_with_swapping_the_victims_blocks_are_copied_out(layer: Layer) -> None:
 
 
 @pytest.mark.task(6)
+def test_two_victims_of_one_step_are_both_copied_out(layer: Layer) -> None:
+    engine = dry(layer, num_blocks=4, num_cpu_blocks=4, preemption_mode="swap")
+    engine.seat("a", 4, n=3)
+    engine.seat("b", 2)
+    engine.seat("c", 2)
+    engine.step()
+    step = engine.step()
+    lost = "the copies of an earlier victim of the step were lost"
+    what = "step.swap_out, when c (block 2) and then b (block 1) give way"
+    expect(what, step["swap_out"], [(2, 0), (1, 1)], [([(1, 1)], lost), ([(2, 0)], lost)])
+
+
+@pytest.mark.task(6)
 def test_preempt_gives_the_blocks_back_and_the_request_waits_at_its_place(layer: Layer) -> None:
     engine = dry(layer, num_cpu_blocks=8)
     engine.seat("a", 5)
@@ -971,6 +1036,43 @@ def test_running_in_between_does_not_set_the_count_back(layer: Layer) -> None:
     engine.step()
     what = "b's priority (0) after 2 steps of waiting, 1 of running, and 1 of waiting; patience 3"
     expect(what, engine.priorities()["b"], -1, {0: SET_BACK})
+
+
+@pytest.mark.task(7)
+def test_a_step_in_which_a_request_was_preempted_is_one_that_it_waited(layer: Layer) -> None:
+    engine = aging(layer, 1, num_blocks=3)
+    engine.seat("a", 4)
+    engine.seat("b", 8)
+    engine.step()
+    expect("preempted, when a needs a block", engine.step()["preempted"], ["b"])
+    what = "b's priority (0) after the step in which it was preempted, patience 1"
+    expect(
+        what, engine.priorities()["b"], -1, {0: "a preempted request was not counted among those who wait"}
+    )
+
+
+@pytest.mark.task(7)
+def test_a_request_that_has_ended_takes_its_count_along(layer: Layer) -> None:
+    engine = aging(layer, 2, max_num_seqs=1)
+    engine.add("run", 2, max_tokens=20)
+    engine.add("again", 2)
+    engine.step()
+    engine.abort("again")
+    engine.add("again", 2)
+    engine.step()
+    what = (
+        "the priority of a request (0) that has waited one step; one of the same name, aborted, had one too"
+    )
+    expect(what, engine.priorities()["again"], 0, {-1: "the count of a request that has ended was kept"})
+
+
+@pytest.mark.task(7)
+def test_an_aging_scheduler_swaps_if_it_is_told_to(layer: Layer) -> None:
+    engine = aging(layer, 2, num_blocks=3, num_cpu_blocks=3, preemption_mode="swap")
+    engine.seat("a", 4)
+    engine.seat("b", 8)
+    engine.step()
+    expect("step.swap_out, when b (blocks 1 and 2) gives way", engine.step()["swap_out"], [(1, 0), (2, 1)])
 
 
 @pytest.mark.task(7)

@@ -337,6 +337,59 @@ answers.wrong(
 )  # fmt: skip
 answers.wrong("any patience will do", task=7, edits=[('        check_int("patience", patience, minimum=1)\n', "")])
 
+# -- found by trying to break the grader: arguments changed, things shared, cases at the edge
+
+answers.wrong("empties the caller's list", task=1, edits=[
+    ("        start += max(batch)\n",
+     '''        start += max(batch)
+    if isinstance(output_lens, list):
+        output_lens.clear()
+'''),
+])
+answers.wrong("takes the caller's list for its queue", task=3, edits=[
+    ("        self.waiting = sorted(requests, key=lambda request: request.order)\n",
+     '''        self.waiting = requests if isinstance(requests, list) else list(requests)
+        self.waiting.sort(key=lambda r: r.order)
+'''),
+])
+answers.wrong("asks once whether anybody runs", task=5, edits=[
+    ('''        ### BEGIN SOLUTION
+        promised = sum(self.memory.blocks_promised(request) for request in self.running)
+''',
+     '''        ### BEGIN SOLUTION
+        runs = bool(self.running)
+        promised = sum(self.memory.blocks_promised(request) for request in self.running)
+'''),
+    ("                if self.running:\n",
+     "                if runs:\n"),
+])
+answers.wrong("keeps the copies of the last one that came back", task=5, edits=[
+    ("            step.swap_in += self.memory.admit(request)\n",
+     "            step.swap_in = self.memory.admit(request)\n"),
+])
+answers.wrong("keeps the copies of the last victim", task=6, edits=[
+    ('            step.swap_out += self.preempt(victim, swap=self.preemption_mode == "swap")\n',
+     '            step.swap_out = self.preempt(victim, swap=self.preemption_mode == "swap")\n'),
+])
+answers.wrong("counts by name, for ever", task=7, edits=[
+    ('''            self._num_waited[request] += 1
+            if self._num_waited[request] % self.patience == 0:
+''',
+     '''            self._num_waited[request.request_id] += 1
+            if self._num_waited[request.request_id] % self.patience == 0:
+'''),
+    ("        self._num_waited.pop(request, None)  # or the count would hold every request there ever was\n",
+     ''''''),
+])
+answers.wrong("who was preempted has not waited", task=7, edits=[
+    ("        for request in self.waiting:\n",
+     "        for request in [x for x in self.waiting if x not in step.preempted]:\n"),
+])
+answers.wrong("an aging scheduler that never swaps", task=7, edits=[
+    ("        super().__init__(memory, max_num_batched_tokens, max_num_seqs, preemption_mode)\n",
+     "        super().__init__(memory, max_num_batched_tokens, max_num_seqs)\n"),
+])
+
 answers.right(
     "step by step, and one method for everything",
     source='''
