@@ -438,7 +438,9 @@ class Engine(GivenEngine):
         # 2. The copies within the pool.
         ### BEGIN SOLUTION
         if self.cpu_cache is not None:
-            # Out first: a block that is swapped out now may be the very one that another is swapped in to.
+            # Out first: what is swapped out now may be overwritten by a copy of this very step. And in before
+            # the copies, which may read what has just come in. (Our scheduler swaps nobody in while it swaps
+            # somebody out. With one that does, the order of these two would matter as well.)
             self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
             self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
         self.kv_cache.copy_blocks(step.copies)

@@ -391,9 +391,9 @@ show(draw_families(moments))
 # jump, because many beams have come and gone in between; their blocks went back to the pool within the same
 # step. (A copy whose destination is nowhere in the picture was made for a beam that has died by now.)
 #
-# **Predict.** A single beam needs more blocks as its answer grows. Does the number of blocks *beyond*
-# those, which the others hold for themselves, grow in the same way, or does it stay about the same? Here
-# are longer answers. An entry is a place in a block table; without sharing, each would be a block.
+# **Predict.** One beam alone needs more blocks as its answer grows. The other beams need some more *beyond*
+# those, for what they don't share with it. Does that number grow in the same way, or does it stay about the
+# same? Here are longer answers. An entry is a place in a block table; without sharing, each would be a block.
 
 # %%
 text = "Write a short story about a lighthouse keeper who finds a letter in a bottle on the beach."

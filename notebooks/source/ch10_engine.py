@@ -396,7 +396,7 @@ print("the same:", [ours == theirs for ours, theirs in zip(right, late, strict=T
 # | line | must come after | because |
 # |---|---|---|
 # | swap out | schedule | the block may be given to somebody in the same step |
-# | swap in, copy | swap out | they write into blocks that may just have been swapped out |
+# | copy | swap out, swap in | it may write into a block just swapped out, or read one just swapped in |
 # | run the model | all moves | it reads the copies and writes behind them |
 # | publish | run the model | a block is findable once it holds what its key says |
 # | take in tokens | run the model | they come out of it |
@@ -417,8 +417,9 @@ check("ch10", task=6)
 # ## Watch it run
 #
 # Four requests arrive at an engine with 16 blocks of 8 tokens; C wants two samples. `own_engine` takes from
-# your exercises whatever serves, and says so. In JupyterLab this cell gives you a slider and a play button;
-# here are the most eventful steps.
+# your exercises whatever serves, and says so. In JupyterLab this cell gives you a slider and a play button.
+# Where those can't run you see five steps: an arrival that finds something in the prefix cache, a copy, a
+# preemption, a return, and the end.
 
 # %%
 def cut(num_tokens, text):
