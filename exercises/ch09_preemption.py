@@ -41,10 +41,10 @@ class Preemption:
     def choose_victim(running: Sequence[tuple[int, int]]) -> int:
         """Who gives way: the index, in `running`, of the request that comes last.
 
-        `running` lists the requests that may be chosen, each as (priority, arrival); it is never empty, and
-        may be in any order. Requests are served by priority, lower numbers first, and those of one priority
-        in the order of their arrival. The one who would be served last gives way. Arrivals are all different;
-        a priority may be negative.
+        `running` lists the requests that may be chosen, each as (priority, arrival); it is never empty, may
+        be in any order, and stays as it is. Requests are served by priority, lower numbers first, and those
+        of one priority in the order of their arrival. The one who would be served last gives way. Arrivals
+        are all different; a priority may be negative.
 
         Example: of [(0, 1), (5, 0), (0, 2)] it is index 1, whose priority is 5, although it came first. Of
         [(0, 1), (0, 0), (0, 2)] it is index 2, who came last.

@@ -116,6 +116,7 @@ TOO_MANY = "the target counts more users than there are entries: a leak"
 STOLEN = "a block that somebody else uses was taken away from them"
 IN_PLACE = "the tables that were passed in were changed"
 HEAD_FIRST = "the source's blocks were freed first block first"
+CHANGED = "what the caller passed in was changed"
 
 ALONE_ONLY = "a block that two branches of this request share was taken for somebody else's"
 ALL_MOVED = "a block that somebody else uses was copied, though that makes nothing free"
@@ -185,13 +186,22 @@ def move(layer: Layer, tables: Tables, source: Any, target: Any) -> tuple[Tables
         ([(0, 2), (0, 0), (0, 1)], 0, {2: LAST_LISTED, 1: LONGEST_WAIT, (0, 2): THE_PAIR}),
         ([(0, 1), (5, 0), (0, 2)], 1, {2: NO_PRIORITY, 0: UPSIDE_DOWN, (5, 0): THE_PAIR}),
         ([(5, 3), (5, 7), (1, 9)], 1, {0: NO_ARRIVAL, 2: NO_PRIORITY}),
+        (
+            [(0, 10**6), (1, 2)],
+            1,
+            {0: "priority and arrival were mixed: the priority decides, whatever the arrival"},
+        ),
         ([(-1, 9), (0, 4), (-3, 12)], 1, {2: UPSIDE_DOWN, 0: "the sign of a priority was dropped"}),
     ],
 )
 def test_the_one_who_would_be_served_last_gives_way(
     layer: Layer, running: list[tuple[int, int]], victim: int, mistakes: dict[Any, str]
 ) -> None:
-    expect(f"choose_victim({running})", layer.Preemption.choose_victim(running), victim, mistakes)
+    passed = list(running)
+    expect(f"choose_victim({running})", layer.Preemption.choose_victim(passed), victim, mistakes)
+    expect(
+        "the list that was passed in", passed, running, [(list(passed), CHANGED)] if passed != running else []
+    )
 
 
 @pytest.mark.task(1)
@@ -241,6 +251,10 @@ def test_a_large_model_exactly(layer: Layer) -> None:
     expected = sum(2 * 12_582_912_000 + 4 * 40 * 40 * 128 * seen for seen in range(1, 2001))
     got = layer.recompute_flops(2000, 12_582_912_000, 40, 40, 128)
     expect("recompute_flops(2000, 12_582_912_000, 40, 40, 128)", got, expected)
+    got, num_tokens, pairs = layer.recompute_flops(10**9 + 1, 1, 1, 1, 1), 10**9 + 1, 500_000_001_500_000_001
+    exact, rounded = (2 * num_tokens + 4 * count for count in (pairs, int(num_tokens * (num_tokens + 1) / 2)))
+    what = "recompute_flops(1_000_000_001, 1, 1, 1, 1), of 500,000,001,500,000,001 pairs"
+    expect(what, got, exact, {rounded: "rounded: a float has 53 bits, use // instead of /"})
 
 
 @pytest.mark.task(2)
@@ -483,6 +497,9 @@ def test_different_blocks_are_counted_not_entries(layer: Layer) -> None:
     got = move(layer, tables, gpu, cpu)
     what = "move_blocks([[0, 1], [0, 2], [0, 2]], gpu, cpu): 3 different blocks, and a CPU pool of 3"
     expect(what, got, ([[0, 1], [0, 2], [0, 2]], [(0, 0), (1, 1), (2, 2)]))
+    got[0][1].append(99)
+    expect("the third new table, after the second, equal one was changed", got[0][2], [0, 2])
+    got[0][1].pop()
     full = layer.given.BlockAllocator(2)
     expect_error(
         "the same from there to a pool of 2", OutOfBlocks, lambda: move(layer, got[0], cpu, full), [3, 2, 2]
@@ -617,6 +634,37 @@ def test_what_only_its_own_branches_share_moves(layer: Layer) -> None:
     what = "swap_out_own([[0, 1, 2], [0, 1, 3]], gpu, cpu), with block 0 used by another request too"
     expect(what, got, (expected, [(1, 0), (2, 1), (3, 2)]), wrong)
     expect("the users in the CPU pool", users_of(cpu), [2, 1, 1, 0], [([1, 1, 1, 0], ONE_USER)])
+
+
+@pytest.mark.task(7)
+def test_what_stays_may_stand_anywhere_and_be_shared_by_some(layer: Layer) -> None:
+    gpu, cpu = layer.given.BlockAllocator(5), layer.given.BlockAllocator(5)
+    gpu.allocate_many(5)
+    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
+    share_all(gpu, tables)
+    gpu.share(1)
+    expected = [
+        [("cpu", 0), ("gpu", 1), ("cpu", 1)],
+        [("cpu", 0), ("gpu", 1), ("cpu", 2)],
+        [("cpu", 0), ("cpu", 3)],
+    ]
+    what = "swap_out_own([[0, 1, 2], [0, 1, 3], [0, 4]], gpu, cpu), with block 1 used by another request too"
+    places, copies = swap_out(layer, tables, gpu, cpu)
+    moved_first = "the places are not in the order of the entries"
+    wrong = [[sorted(row, reverse=True) for row in expected], [sorted(row) for row in expected]]
+    expect(what, places, expected, [(each, moved_first) for each in wrong])
+    expect("its copies", copies, [(0, 0), (2, 1), (3, 2), (4, 3)])
+    tables, _ = swap_in(layer, places, cpu, gpu)
+    order = [[4, 1, 3], [4, 1, 2], [4, 0]]
+    expect(f"swap_in_own({places}, cpu, gpu)", tables, order)
+    expect("the users in the GPU pool", users_of(gpu), [1, 3, 1, 1, 3])
+    gpu, cpu = layer.given.BlockAllocator(4), layer.given.BlockAllocator(4)
+    gpu.allocate_many(4)
+    tables = [[0, 1], [0, 2], [3]]
+    share_all(gpu, tables)
+    expected = [[("cpu", 0), ("cpu", 1)], [("cpu", 0), ("cpu", 2)], [("cpu", 3)]]
+    what = "swap_out_own([[0, 1], [0, 2], [3]], gpu, cpu), nothing of which anybody else uses"
+    expect(what, swap_out(layer, tables, gpu, cpu)[0], expected)
 
 
 @pytest.mark.task(7)

@@ -281,6 +281,43 @@ answers.wrong(
             "    moved, copies = [part[0][0] for part in parts], [copy for part in parts for copy in part[1]]\n")],
 )  # fmt: skip
 
+# -- found by trying to break the grader: arguments changed, things shared, cases at the edge
+
+answers.wrong("takes the victim out of the caller's list", task=1, edits=[
+    ("        return max(range(len(running)), key=lambda index: running[index])\n",
+     '''        i = max(range(len(running)), key=lambda index: running[index])
+        if isinstance(running, list):
+            running.pop(i)
+        return i
+'''),
+])
+answers.wrong("adds priority and arrival", task=1, edits=[
+    ("        return max(range(len(running)), key=lambda index: running[index])\n",
+     "        return max(range(len(running)), key=lambda i: running[i][0] * 100 + running[i][1])\n"),
+])
+answers.wrong("one list for equal tables", task=5, edits=[
+    ("        return [[moved[block_id] for block_id in table] for table in tables], list(moved.items())\n",
+     '''        memo = {}
+        return [memo.setdefault(tuple(t), [moved[b] for b in t]) for t in tables], list(moved.items())
+'''),
+])
+answers.wrong("halves with a float", task=2, edits=[
+    ("    pairs = (num_tokens * (num_tokens + 1) - num_cached * (num_cached + 1)) // 2\n",
+     "    pairs = int((num_tokens * (num_tokens + 1) - num_cached * (num_cached + 1)) / 2)\n"),
+])
+answers.wrong("what stays comes first", task=7, edits=[
+    ('        places.append([("cpu", next(new_ids)) if block in own else ("gpu", block) for block in table])\n',
+     '        places.append([("gpu", b) for b in table if b not in own] + [("cpu", next(new_ids)) for b in table if b in own])\n'),
+])
+answers.wrong("what has stayed comes first", task=7, edits=[
+    ('        tables.append([next(new_ids) if pool == "cpu" else block_id for pool, block_id in table])\n',
+     '        tables.append([b for p, b in table if p == "gpu"] + list(new_ids))\n'),
+])
+answers.wrong("own only if all branches share it", task=7, edits=[
+    ("    own = {block_id for block_id, named in times.items() if gpu.ref_count(block_id) == named}\n",
+     "    own = {block_id for block_id, named in times.items() if gpu.ref_count(block_id) == 1 or gpu.ref_count(block_id) == named and named == len(tables)}\n"),
+])
+
 # -- right ones ----------------------------------------------------------------------------------------------
 
 answers.right(
