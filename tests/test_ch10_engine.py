@@ -98,6 +98,7 @@ TASKS = (
 HAS_STATE = "the number depends on how many were drawn before: it must be a function of its arguments"
 DISTURBS = "Python's own generator was seeded or used: a generator of its own disturbs nobody"
 MIXED_UP = "different (seed, branch, position) give the same number: the key must keep the three apart"
+IN_STEP = "the next number always lies at the same distance: it must not follow from the one before"
 NOT_SPREAD = "the numbers are not evenly spread over [0, 1)"
 CHANGED = "the caller's logits were changed"
 LAST_OF_EQUALS = "of equally likely tokens the last was taken: it must be the lowest id"
@@ -110,8 +111,11 @@ BROKEN = "half a character was shown: its bytes must wait for the rest"
 SWALLOWED = "bytes that are no UTF-8 were dropped: each becomes U+FFFD"
 NOT_FLUSHED = "what was left of a broken last character was lost: finish shows it as U+FFFD"
 ONE_DECODER = "a fork shares its parent's decoder: the bytes of one end up in the text of the other"
+SHARED = "two streams share one decoder: the bytes of one end up in the text of the other"
+NO_STOPS = "a fork forgot the stop texts"
 STARTS_ANEW = "a fork forgot the bytes that its parent was keeping"
 TIES_DROPPED = "a token as likely as the k-th was dropped"
+NOT_IN_PLACE = "the caller's logits are as before: the filters work in place"
 CROSSING_DROPPED = "the token that reaches p was dropped: it belongs to the set"
 ONE_TOO_MANY = "one token more than needed was kept: p was reached before it"
 K_ZERO = "k = 0 must keep all tokens"
@@ -165,7 +169,10 @@ def test_it_is_a_float_from_0_up_to_1(layer: Layer) -> None:
     ("one", "other"),
     [((3, 0, 4), (3, 0, 5)), ((3, 0, 4), (3, 1, 4)), ((3, 0, 4), (4, 0, 4)), ((1, 0, 2), (0, 1, 2)),
      ((1, 1, 12), (1, 11, 2)), ((11, 1, 2), (1, 11, 2)), ((2, 3, 4), (4, 3, 2)),
-     ((5, 0, 0), (0, 5, 0)), ((2**62, 0, 1), (2**62 + 1, 0, 1)), ((0, 1, 6), (0, 2, 3))],
+     ((5, 0, 0), (0, 5, 0)), ((2**62, 0, 1), (2**62 + 1, 0, 1)), ((0, 1, 6), (0, 2, 3)),
+     ((2**32 + 5, 0, 1), (5, 0, 1)), ((-3, 0, 1), (3, 0, 1)), ((0, 0, 4), (1, 0, 4))]
+    + [((0, 0, base), (0, 1, 0)) for base in (10, 100, 256, 1000, 1024, 4096, 10_000, 2**16, 10**6, 2**20)]
+    + [((0, base, 0), (1, 0, 0)) for base in (10, 100, 256, 1000, 1024, 4096, 10_000)],
 )  # fmt: skip
 def test_other_three_give_another_number(
     layer: Layer, one: tuple[int, int, int], other: tuple[int, int, int]
@@ -193,6 +200,15 @@ def test_the_numbers_are_evenly_spread(layer: Layer) -> None:
         in_tenths = [sum(tenth <= 10 * number < tenth + 1 for number in numbers) for tenth in range(10)]
         even = all(120 <= count <= 280 for count in in_tenths)  # 200 each, and a standard deviation of 13.4
         expect(f"2,000 {what} are spread evenly, {in_tenths} in each tenth", even, True, {False: NOT_SPREAD})
+        fine = len(set(numbers)) > 1990
+        expect(f"hardly any two of 2,000 {what} give the same number", fine, True, {False: "it was rounded"})
+        gaps = {round((b - a) % 1, 6) for a, b in itertools.pairwise(numbers)}
+        expect(
+            f"neighbouring {what} have nothing to do with each other",
+            len(gaps) > 1500,
+            True,
+            {False: IN_STEP},
+        )
 
 
 # -- task 2: choose a token ----------------------------------------------------------------------------------
@@ -261,6 +277,27 @@ def test_a_temperature_sharpens_or_flattens(layer: Layer) -> None:
 
 
 @pytest.mark.task(2)
+def test_a_temperature_near_0_is_not_greedy_and_each_row_has_its_own(layer: Layer) -> None:
+    probs = [0.48, 0.52]
+    likelier = 1 / (1 + (0.48 / 0.52) ** 20)  # 0.83 at temperature 0.05
+    got = torch.tensor(shares(layer, probs, temperature=0.05))
+    what = f"shares of {probs} at temperature 0.05"
+    expect_close(what, got, torch.tensor([1 - likelier, likelier]), 0.006,
+                 mistakes=[(torch.tensor([0.0, 1.0]), "a low temperature was taken for greedy")])  # fmt: skip
+    rows = [row_of(layer, 0.3, temperature=temperature) for temperature in (0.05, 2.0, 0.05)]
+    drawn = layer.sample(logits_of(probs).expand(3, -1), rows)
+    mistakes = [(other, "all rows had the temperature of one") for other in ([1, 1, 1], [0, 0, 0])]
+    expect(f"u = 0.3, probabilities {probs}, temperatures 0.05, 2, 0.05", drawn, [1, 0, 1], mistakes)
+
+
+@pytest.mark.task(2)
+def test_the_sums_are_fine_enough_for_a_rare_token(layer: Layer) -> None:
+    got = layer.sample(logits_of([1.0, 3e-8]), [row_of(layer, 1 - 1e-8)])
+    coarse = {0: "the sums were added up, or kept, in float32: rare tokens vanish"}
+    expect("probabilities 1 and 3e-8, u = 1 - 1e-8", got[0], 1, coarse)
+
+
+@pytest.mark.task(2)
 def test_min_p_counts_from_the_likeliest(layer: Layer) -> None:
     got = torch.tensor(shares(layer, [0.5, 0.3, 0.15, 0.05], min_p=0.5))
     expect_close(
@@ -294,6 +331,10 @@ def test_the_logits_stay_as_they_are(layer: Layer) -> None:
     before = logits.clone()
     layer.sample(logits, [row_of(layer, 0.3, temperature=0.5), row_of(layer, 0.3, temperature=2.0)])
     expect("the logits afterwards", logits, before, [(logits.clone(), CHANGED)])
+    layer.sample(logits, [row_of(layer, 0.3, top_k=1), row_of(layer, 0.3, top_p=0.1)])
+    expect(
+        "the logits after rows at temperature 1, with filters", logits, before, [(logits.clone(), CHANGED)]
+    )
 
 
 @pytest.mark.task(2)
@@ -399,6 +440,37 @@ def test_a_fork_goes_on_by_itself_from_the_middle_of_a_character(layer: Layer) -
 
 
 @pytest.mark.task(3)
+def test_two_streams_have_nothing_in_common(layer: Layer) -> None:
+    one, other = byte_stream(layer), byte_stream(layer)
+    one.append(0xC3)
+    other.append(0x21)
+    one.append(0xA9)
+    expect(
+        "two texts, taken in in turn: é, and !",
+        (one.text, other.text),
+        ("é", "!"),
+        {("\ufffd", "\ufffd!"): SHARED},
+    )
+
+
+@pytest.mark.task(3)
+def test_a_fork_goes_on_as_its_parent_would(layer: Layer) -> None:
+    parent = byte_stream(layer, ("END",))
+    shown_after_each(parent, b"a E\xc3"[:3])
+    child = parent.fork()
+    expect("shown by a fork after 'a E', with the stop text 'END'", child.visible, "a ", {"a E": NO_STOPS})
+    ended = [child.append(byte) for byte in b"ND"]
+    expect("appends of N and D to the fork", ended, [False, True], [([False, False], NO_STOPS)])
+    expect("the parent's text", parent.text, "a E")
+    broken = byte_stream(layer)
+    broken.append(0xC3)
+    child = broken.fork()
+    child.append(0x21)
+    wrong = {"!": SWALLOWED, "\ufffd": STARTS_ANEW}
+    expect("the text of a fork that was keeping C3, after 21", child.text, "\ufffd!", wrong)
+
+
+@pytest.mark.task(3)
 @settings(max_examples=40)
 @given(data=st.binary(max_size=16))
 def test_any_bytes_give_the_text_that_they_give_together(layer: Layer, data: bytes) -> None:
@@ -448,6 +520,25 @@ def test_tokens_as_likely_as_the_kth_are_kept_too(layer: Layer) -> None:
     expect_kept(
         layer, [0.4, 0.1, 0.2, 0.2, 0.1], {0, 2, 3}, {(0, 2): TIES_DROPPED, (0, 3): TIES_DROPPED}, top_k=2
     )
+
+
+@pytest.mark.task(4)
+def test_what_is_dropped_is_minus_infinity_and_the_rest_is_as_it_was(layer: Layer) -> None:
+    inf = math.inf
+    logits = torch.tensor([[3.0, 1.0, 2.0, 2.0], [1.0, 4.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
+    layer.keep_top_k(logits, [2, 1, 0])
+    expected = [[3.0, -inf, 2.0, 2.0], [-inf, 4.0, -inf, -inf], [0.0, 1.0, 2.0, 3.0]]
+    copied = [
+        (torch.tensor([[3.0, 1.0, 2.0, 2.0], [1.0, 4.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]), NOT_IN_PLACE)
+    ]
+    expect("the logits after keep_top_k(logits, [2, 1, 0])", logits, torch.tensor(expected), copied)
+    probs = [0.5, 0.3, 0.15, 0.05]
+    logits = logits_of(probs, probs, probs)
+    low, kept = logits[0].tolist(), [2, 1, 4]
+    layer.keep_top_p(logits, [0.6, 0.4, 1.0])
+    wanted = torch.tensor([low[:n] + [-inf] * (4 - n) for n in kept])
+    what = f"the logits (of the probabilities {probs}) after keep_top_p(logits, [0.6, 0.4, 1.0])"
+    expect(what, logits, wanted, [(logits_of(probs, probs, probs), NOT_IN_PLACE)])
 
 
 @pytest.mark.task(4)
@@ -569,6 +660,49 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(layer: Layer) -> None
 
 
 @pytest.mark.task(5)
+@pytest.mark.parametrize(
+    ("text", "stop", "first_new", "expected"),
+    [
+        ("a thing", "th", 3, 2), ("a thing", "th", 4, None), ("a thing", "th", 0, 2), ("thing", "th", 1, 0),
+        ("th the th", "th", 7, 7), ("ab ab", "ab", 4, 3), ("abab", "ab", 0, 0), ("aaaa", "aa", 3, 2),
+        ("xaa", "aa", 2, 1), ("th the", "th", 4, 3), ("", "th", 0, None), ("t", "th", 0, None),
+        ("x", "x", 0, 0),
+    ],
+)  # fmt: skip
+def test_a_stop_text_is_looked_for_where_it_may_be_new(
+    layer: Layer, text: str, stop: str, first_new: int, expected: int | None
+) -> None:
+    wrong: list[tuple[Any, str]] = []
+    if text.find(stop) not in (expected, -1):
+        wrong += [(text.find(stop), "one that was complete before was found")]
+    if expected is not None:
+        wrong += [(text.rfind(stop), "the last place was taken, not the first")] * (
+            text.rfind(stop) != expected
+        )
+        wrong += [(None, IN_ONE_TOKEN), (-1, "from a place below 0, Python counts from the end")]
+    what = f"find_stop({text!r}, {stop!r}, first_new={first_new})"
+    expect(what, layer.find_stop(text, stop, first_new), expected, wrong)
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [("the E", "END", 1), ("the EN", "END", 2), ("the E N", "END", 0), ("END", "END", 0), ("aa", "aa", 1),
+     ("xaa", "aab", 2), ("E", "END", 1), ("", "END", 0), ("x", "x", 0), ("aba", "abab", 3)],
+)  # fmt: skip
+def test_the_longest_end_that_may_become_a_stop_text(
+    layer: Layer, text: str, stop: str, expected: int
+) -> None:
+    whole = {len(stop): "all of a stop text is no beginning: that much never stands at the end"}
+    expect(
+        f"overlap({text!r}, {stop!r})",
+        layer.overlap(text, stop),
+        expected,
+        whole if expected < len(stop) else {},
+    )
+
+
+@pytest.mark.task(5)
 def test_what_only_began_like_a_stop_text_is_shown_after_all(layer: Layer) -> None:
     shown, ended = append_all(byte_stream(layer, ("END",)), b"EN!ENDE"[:6])
     expect("a stop text was completed", ended, True)
@@ -670,6 +804,21 @@ def test_a_token_that_ends_nothing_is_appended(layer: Layer) -> None:
     expect("logprobs={} are logprobs, though of no token", seq.logprobs, [{66: -0.5}, {}])
     layer.append_token(seq, 67, layer.given.SamplingParams(), (), 99)
     expect("no logprobs", seq.logprobs, [{66: -0.5}, {}])
+    layer.append_token(seq, 70, layer.given.SamplingParams(), (70,), 99, {70: -1.0})
+    lost = [([{66: -0.5}, {}], "the token that stops the answer has logprobs as well")]
+    expect("logprobs after an end of text", seq.logprobs, [{66: -0.5}, {}, {70: -1.0}], lost)
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize(("token_id", "reason"), [(70, "stop"), (66, "length")])
+def test_whoever_ends_frees_its_blocks(layer: Layer, token_id: int, reason: str) -> None:
+    seq, pool = sequence_of(layer, [1, 2], [65]), layer.given.BlockAllocator(4)
+    seq.table = layer.given.BlockTable(pool, 2)
+    seq.table.append(3)
+    got = after(layer, token_id, seq, eos=(70,), max_len=4)[2]
+    kept = {2: "only its finish_reason was set: seq.finish(reason) frees its blocks, too"}
+    expect("finish_reason, and blocks free of 4 (it held 2)", got, reason)
+    expect("blocks free of 4, after a sequence that held 2 has ended", pool.num_free, 4, kept)
 
 
 @pytest.mark.task(5)
@@ -731,7 +880,7 @@ def test_a_stop_counts_before_a_length(layer: Layer) -> None:
 def test_an_error_in_between_leaves_no_half_a_token(layer: Layer) -> None:
     seq = sequence_of(layer, [1], [65])
     try:
-        layer.append_token(seq, "no token", layer.given.SamplingParams(), (), 99)
+        layer.append_token(seq, "no token", layer.given.SamplingParams(), (), 99, {65: -0.5})
     except Exception as error:
         raised = type(error).__name__
         if isinstance(error, NotImplementedError):
@@ -743,6 +892,8 @@ def test_an_error_in_between_leaves_no_half_a_token(layer: Layer) -> None:
     )
     expect("token_ids after it", seq.token_ids, [1, 65],
            [([1, 65, "no token"], "the token was appended before what can fail had passed")])  # fmt: skip
+    half = [([{65: -0.5}], "logprobs were appended before what can fail had passed")]
+    expect("logprobs after it", seq.logprobs, [], half)
 
 
 # -- task 6: the step ----------------------------------------------------------------------------------------
@@ -852,6 +1003,74 @@ def test_copies_are_made_before_the_model_writes(layer: Layer) -> None:
 
 
 @pytest.mark.task(6)
+def test_all_copies_of_a_step_are_made_with_a_cpu_pool_too(layer: Layer) -> None:
+    engine = engine_of(layer, num_cpu_blocks=4, preemption_mode="swap")
+    add(layer, engine, "a", [3, 1, 4, 1, 5, 9], 6, n=3, temperature=1e-3, seed=1)
+    got = [completion.token_ids for completion in run(layer, engine)["a"].outputs]
+    expected = [continuation([3, 1, 4, 1, 5, 9], 6)] * 3
+    expect(
+        "three samples, at a temperature near 0", got, expected, [(got, "not all copies of a step were made")]
+    )
+    expect("copies counted", engine.stats().copies, 2)
+
+
+@pytest.mark.task(6)
+def test_a_block_is_swapped_out_before_another_copy_overwrites_it(layer: Layer) -> None:
+    """Both samples of a share its half-full block 0. The first to write needs a copy; b gives way for it, and
+    the block that b leaves is where the copy goes. Then b comes back, and goes on from what was saved."""
+    engine = engine_of(
+        layer, num_blocks=2, num_cpu_blocks=2, preemption_mode="swap", enable_prefix_caching=False
+    )
+    add(layer, engine, "a", [3, 1], 2, n=2, temperature=1e-3, seed=1)
+    add(layer, engine, "b", [60, 70], 2)
+    outputs = run(layer, engine)
+    expect("somebody was swapped out in a step with a copy", engine.stats().preemptions, 1)
+    got = [completion.token_ids for name in "ab" for completion in outputs[name].outputs]
+    expected = [*[continuation([3, 1], 2)] * 2, continuation([60, 70], 2)]
+    expect("the tokens of both samples of a, and of b", got, expected, [(got, SWAP_ORDER)])
+
+
+@pytest.mark.task(6)
+def test_a_block_is_swapped_in_before_it_is_copied(layer: Layer) -> None:
+    """Both samples of b share its half-full block; they are swapped out before either has written, and write
+    in the step in which they come back."""
+    engine = engine_of(
+        layer, num_blocks=3, num_cpu_blocks=3, preemption_mode="swap", enable_prefix_caching=False
+    )
+    add(layer, engine, "a", [3, 1, 4, 1, 5, 9, 2], 3)
+    engine.step()
+    add(layer, engine, "b", [60, 70], 3, n=2, temperature=1e-3, seed=1)
+    outputs = run(layer, engine)
+    expect("somebody was swapped out", engine.stats().preemptions, 1)
+    got = [completion.token_ids for name in "ab" for completion in outputs[name].outputs]
+    expected = [continuation([3, 1, 4, 1, 5, 9, 2], 3), *[continuation([60, 70], 3)] * 2]
+    expect("the tokens of a, and of both samples of b", got, expected, [(got, SWAP_ORDER)])
+
+
+@pytest.mark.task(6)
+def test_blocks_move_in_a_step_without_work_too(layer: Layer) -> None:
+    """Both samples of a need a block, b's only one is not enough: b is swapped out, a is given up, and nobody
+    computes anything. Then b comes back."""
+    engine = engine_of(
+        layer, num_blocks=6, num_cpu_blocks=6, preemption_mode="swap", enable_prefix_caching=False
+    )
+    add(layer, engine, "a", [3, 1, 4, 1], 30, n=2, temperature=1.5, seed=1)
+    for _ in range(7):
+        engine.step()
+    add(layer, engine, "b", [60, 70], 6)
+    outputs = run(layer, engine)
+    expect("b was swapped out", engine.stats().preemptions, 1)
+    got = [outputs["a"].outputs[0].finish_reason, outputs["b"].outputs[0].token_ids]
+    what = "a's finish_reason and b's tokens"
+    expect(
+        what,
+        got,
+        ["capacity", continuation([60, 70], 6)],
+        [(got, "blocks were moved only in steps with work")],
+    )
+
+
+@pytest.mark.task(6)
 def test_blocks_are_swapped_out_and_in_before_the_model_writes(layer: Layer) -> None:
     prompts = {"a": [5, 6, 7, 8, 9], "b": [11, 12, 13, 14, 15, 16, 17], "c": [21, 22]}
     engine = engine_of(
@@ -880,6 +1099,33 @@ def test_full_blocks_are_published(layer: Layer) -> None:
         {0: NOT_PUBLISHED, 12: "not all full blocks were published"},
     )
     expect("its tokens", second.outputs[0].token_ids, continuation(second_turn, 4))
+
+
+@pytest.mark.task(6)
+def test_the_full_blocks_of_everybody_are_published(layer: Layer) -> None:
+    engine, prompts = engine_of(layer), {"a": list(range(30, 39)), "b": list(range(60, 69)), "c": [7] * 9}
+    for name, prompt in prompts.items():
+        add(layer, engine, name, prompt, 2)
+    run(layer, engine)
+    for name, prompt in prompts.items():
+        add(layer, engine, name, prompt, 2)
+    got = {name: output.num_cached_tokens for name, output in sorted(run(layer, engine).items())}
+    what = "num_cached_tokens, when three prompts of 9 tokens that ran together come again"
+    expect(what, got, {"a": 8, "b": 8, "c": 8}, [(got, "the blocks of one request only were published")])
+
+
+@pytest.mark.task(6)
+def test_only_those_with_something_new_are_returned_and_the_step_is_kept(layer: Layer) -> None:
+    engine = engine_of(layer, max_num_seqs=1)
+    for name in "ab":
+        add(layer, engine, name, [1, 2, 3], 1)
+    got = [[output.request_id for output in engine.step()] for _ in range(3)]
+    wrong = [([["a", "b"], ["b"], []], "a request that waits was returned, though it has nothing new")]
+    expect("who is returned by three steps, one sequence at a time", got, [["a"], ["b"], []], wrong)
+    add(layer, engine, "c", [1, 2, 3, 4], 2)
+    engine.step()
+    old = {0: "self.last_step was not set to this step"}
+    expect("last_step.num_tokens after c's prompt of 4 tokens", engine.last_step.num_tokens, 4, old)
 
 
 @pytest.mark.task(6)
@@ -928,6 +1174,54 @@ def test_after_a_failure_everybody_goes_on_with_what_they_had(layer: Layer) -> N
 
 
 @pytest.mark.task(6)
+def test_an_interrupt_is_a_failure_too(layer: Layer) -> None:
+    model = layer.given("minipaged.course.toy_model").ToyModel()
+    engine = engine_of(layer, model=model)
+    add(layer, engine, "a", [1, 2, 3, 4, 5], 8)
+    engine.step()
+    model.fail_next(interrupt=True)
+    try:
+        came = "no error"
+        engine.step()
+    except KeyboardInterrupt:
+        came = "KeyboardInterrupt"
+    wrong = {"no error": "Ctrl-C was swallowed: the error goes on to the caller"}
+    expect("step(), in which the reader presses Ctrl-C", came, "KeyboardInterrupt", wrong)
+    used = dict.fromkeys((1, 2), "after Ctrl-C the memory did not start anew: it is no Exception")
+    expect("blocks used after it", engine.stats().blocks_used, 0, used)
+    expect("a's tokens", tokens_of(run(layer, engine)), {"a": continuation([1, 2, 3, 4, 5], 8)})
+
+
+@pytest.mark.task(6)
+def test_an_end_that_a_failure_has_kept_back_is_returned_later_and_first(layer: Layer) -> None:
+    """a ends in the second step. In the same step b gets a token that the tokenizer does not know: an error,
+    after a has ended and before anybody was told."""
+    toys = layer.given("minipaged.course.toy_model")
+    tokenizer = toys.ToyTokenizer([bytes([byte]) for byte in range(200)])
+    engine = layer.Engine(toys.ToyModel(), tokenizer, num_blocks=64, block_size=4)
+    prompts = {
+        "a": [1, 2, 3],
+        "b": [10, 0, 0, 40],
+        "c": [2, 1],
+    }  # b: 10 + 160 = 170, then 170 + 850 = 252 mod 256
+    for name, num_tokens in (("a", 2), ("b", 9), ("c", 3)):
+        add(layer, engine, name, prompts[name], num_tokens)
+    engine.step()
+    expect_error("the step in which b gets token 252", IndexError, engine.step)
+    expect(
+        "blocks used after it", engine.stats().blocks_used, 0, [(engine.stats().blocks_used, NOT_RECOVERED)]
+    )
+    engine.abort("b")
+    outputs = engine.step()
+    names = [output.request_id for output in outputs]
+    lost = "a request that ended in a step that failed was never returned: has it been told to anybody?"
+    wrong = [(["c"], lost), (["c", "a"], "those whose end was kept back come first")]
+    expect("who is returned by the next step, when b has been aborted", names, ["a", "c"], wrong)
+    expect("a's tokens", outputs[0].outputs[0].token_ids, continuation([1, 2, 3], 2))
+    expect("who is left", list(engine.requests), ["c"], [(["a", "c"], NOT_FORGOTTEN)])
+
+
+@pytest.mark.task(6)
 def test_samples_depend_on_their_seed_and_not_on_the_batch(layer: Layer) -> None:
     def samples(*others: str) -> list[list[int]]:
         engine = engine_of(layer)
@@ -973,7 +1267,7 @@ def test_a_guess_is_what_followed_last_time(layer: Layer) -> None:
 
 @pytest.mark.task(7)
 def test_without_an_earlier_occurrence_there_is_no_guess(layer: Layer) -> None:
-    for token_ids in ([], [1], [1, 2], [1, 2, 3, 4], [2, 1, 2]):
+    for token_ids in ([], [1], [1, 2], [1, 2, 3, 4], [2, 1, 2], [5, 5]):
         expect(f"propose({token_ids}, 2, 3)", layer.propose(token_ids, 2, 3), [])
     expect_error("propose([1, 1], 0, 3)", ValueError, lambda: layer.propose([1, 1], 0, 3), [0])
     expect_error("propose([1, 1], 1, -2)", ValueError, lambda: layer.propose([1, 1], 1, -2), [-2])
@@ -1009,6 +1303,13 @@ def test_what_the_model_agrees_with_is_accepted_and_one_more(
         expected,
         mistakes,
     )
+
+
+@pytest.mark.task(7)
+def test_of_equally_likely_tokens_the_model_means_the_lowest(layer: Layer) -> None:
+    logits = torch.tensor([[0.0, 1.0, 1.0], [2.0, 0.0, 2.0]])
+    expect("accept([1], logits) with ties between 1 and 2, 0 and 2", layer.accept([1], logits), [1, 0],
+           [([2], LAST_OF_EQUALS), ([1, 2], LAST_OF_EQUALS)])  # fmt: skip
 
 
 @pytest.mark.task(7)

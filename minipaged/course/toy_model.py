@@ -40,11 +40,12 @@ class ToyModel:
         )  # fmt: skip
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.num_calls = 0
-        self._fails = False
+        self._failure: BaseException | None = None
 
-    def fail_next(self) -> None:
-        """Have the next `forward` write half of what it should, and raise a RuntimeError."""
-        self._fails = True
+    def fail_next(self, interrupt: bool = False) -> None:
+        """Have the next `forward` write half of what it should, and raise a RuntimeError; or, as on Ctrl-C, a
+        KeyboardInterrupt."""
+        self._failure = KeyboardInterrupt() if interrupt else RuntimeError("the device was lost")
 
     def forward(
         self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]
@@ -52,10 +53,10 @@ class ToyModel:
         """Store the batch's T tokens and return the logits [len(logits_rows), 256] in fp32."""
         self.num_calls += 1
         k = batch.token_ids.float().reshape(-1, 1, 1).expand(-1, 1, 2)
-        if self._fails:
-            self._fails = False
+        if self._failure:
+            failure, self._failure = self._failure, None
             kv_cache.write(0, k + 1, k + 1, batch.slot_mapping)
-            raise RuntimeError("the device was lost")
+            raise failure
         kv_cache.write(0, k, k, batch.slot_mapping)
         stored = kv_cache.k[0, :, :, 0, 0].flatten()
         logits = torch.full((len(batch.logits_rows), VOCAB_SIZE), OTHERS)

@@ -305,7 +305,236 @@ answers.wrong("accepts right guesses behind a wrong one", task=7,
     edits=[(NUM_RIGHT, "    num_right = sum(guess == said for guess, said in zip(proposed, chosen, strict=False))\n")])  # fmt: skip
 answers.wrong("guesses as many as there are", task=7, edits=[("return token_ids[end : end + num_tokens]", "return token_ids[end:]")])
 
+# -- found by trying to break the grader: arguments changed, things shared, cases at the edge
+
+answers.wrong("three numbers in one, 12 bits for a position", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     "    return random.Random((seed << 24) + (branch << 12) + position).random()\n"),
+])
+answers.wrong("three numbers in one, 1,000 for a position", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     "    return random.Random(seed * 1_000_000 + branch * 1000 + position).random()\n"),
+])
+answers.wrong("rounds to hundredths", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     '    return round(random.Random(f"{seed}/{branch}/{position}").random(), 2)\n'),
+])
+answers.wrong("keeps 32 bits of the seed", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     '    return random.Random(f"{seed % 2**32}/{branch}/{position}").random()\n'),
+])
+answers.wrong("drops the seed's sign", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     '    return random.Random(f"{abs(seed)}/{branch}/{position}").random()\n'),
+])
+answers.wrong("takes seed 0 for none", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     '    return random.Random(f"{seed or 1}/{branch}/{position}").random()\n'),
+])
+answers.wrong("steps of one length", task=1, edits=[
+    ('    return random.Random(f"{seed}/{branch}/{position}").random()\n',
+     '    return (random.Random(f"{seed}/{branch}").random() + position * 0.6180339887498949) % 1\n'),
+])
+answers.wrong("takes a low temperature for greedy", task=2, edits=[
+    ("    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]\n",
+     "    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.1]\n"),
+])
+answers.wrong("divides only if it must", task=2, edits=[
+    ("        for index, token_id in zip(drawn, draw(logits[drawn], [rows[i] for i in drawn]), strict=True):\n",
+     "        for index, token_id in zip(drawn, draw(logits if len(drawn) == len(rows) else logits[drawn], [rows[i] for i in drawn]), strict=True):\n"),
+    ("    logits = logits / column(logits, [row.params.temperature for row in rows])\n",
+     '''    temperatures = [row.params.temperature for row in rows]
+    if any(t != 1 for t in temperatures):
+        logits = logits / column(logits, temperatures)
+'''),
+])
+answers.wrong("one temperature for all rows", task=2, edits=[
+    ("    logits = logits / column(logits, [row.params.temperature for row in rows])\n",
+     "    logits = logits / rows[0].params.temperature\n"),
+])
+answers.wrong("sums in float32", task=2, edits=[
+    ("    sums = probs.double().cumsum(dim=-1)\n",
+     "    sums = probs.cumsum(dim=-1).double()\n"),
+])
+answers.wrong("one decoder for all streams", task=3, edits=[
+    ('''
+class Detokenizer:
+''',
+     '''
+_DECODER = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+class Detokenizer:
+'''),
+    ('        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
+     "        self._decoder = _DECODER\n"),
+])
+answers.wrong("a fork that swallows broken bytes", task=3, edits=[
+    ('        child._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
+     '        child._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")\n'),
+])
+answers.wrong("a fork without stop texts", task=3, edits=[
+    ("        child._decoder.setstate(self._decoder.getstate())\n",
+     '''        child._decoder.setstate(self._decoder.getstate())
+        child._stop = ()
+'''),
+])
+answers.wrong("a large negative number for minus infinity", task=4, edits=[
+    ("            row[row < row.topk(k).values[-1]] = -torch.inf\n",
+     "            row[row < row.topk(k).values[-1]] = -1e9\n"),
+])
+answers.wrong("normalises what is left", task=4, edits=[
+    ("            row[order[reached_before]] = -torch.inf\n",
+     '''            row[order[reached_before]] = -torch.inf
+            row -= row.logsumexp(-1)
+'''),
+])
+answers.wrong("looks from the beginning of the text", task=5, edits=[
+    ('''    start = text.find(stop, max(0, first_new - len(stop) + 1))
+    return None if start < 0 else start
+''',
+     '''    start = text.find(stop)
+    return None if start < 0 or start + len(stop) <= first_new else start
+'''),
+])
+answers.wrong("looks one character too early", task=5, edits=[
+    ("    start = text.find(stop, max(0, first_new - len(stop) + 1))\n",
+     "    start = text.find(stop, max(0, first_new - len(stop)))\n"),
+])
+answers.wrong("the last place", task=5, edits=[
+    ("    start = text.find(stop, max(0, first_new - len(stop) + 1))\n",
+     "    start = text.rfind(stop, max(0, first_new - len(stop) + 1))\n"),
+])
+answers.wrong("the whole stop text is a beginning of itself", task=5, edits=[
+    ("    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)\n",
+     "    return next((n for n in range(len(stop), 0, -1) if text.endswith(stop[:n])), 0)\n"),
+])
+answers.wrong("logprobs before what can fail", task=5, edits=[
+    ('''    detokenizer = seq.detokenizer.fork()
+    is_eos = token_id in eos_token_ids and not params.ignore_eos
+    # `or` asks the detokenizer only if the first two say no: a stop token's text never gets into the output.
+    stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
+    seq.token_ids.append(token_id)
+    seq.detokenizer = detokenizer
+    if logprobs is not None:
+        seq.logprobs.append(logprobs)
+    if stops:
+        seq.finish("stop")
+    elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == max_model_len:
+        seq.finish("length")
+''',
+     '''    if logprobs is not None:
+        seq.logprobs.append(logprobs)
+    detokenizer = seq.detokenizer.fork()
+    is_eos = token_id in eos_token_ids and not params.ignore_eos
+    # `or` asks the detokenizer only if the first two say no: a stop token's text never gets into the output.
+    stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
+    seq.token_ids.append(token_id)
+    seq.detokenizer = detokenizer
+    if stops:
+        seq.finish("stop")
+    elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == max_model_len:
+        seq.finish("length")
+'''),
+])
+answers.wrong("sets the reason and keeps the blocks", task=5, edits=[
+    ('        seq.finish("stop")\n',
+     '        seq.finish_reason = "stop"\n'),
+])
+answers.wrong("no logprobs for the last token", task=5, edits=[
+    ("    if logprobs is not None:\n",
+     "    if logprobs is not None and not stops:\n"),
+])
+answers.wrong("Ctrl-C is no Exception", task=6, edits=[
+    ("        except BaseException:\n",
+     "        except Exception:\n"),
+])
+answers.wrong("those whose end was kept back come last", task=6, edits=[
+    ("            changed = self._reported_late() + step.out_of_capacity + self._take_in(logits, step)\n",
+     "            changed = self._take_in(logits, step) + step.out_of_capacity + self._reported_late()\n"),
+])
+answers.wrong("forgets those whose end was kept back", task=6, edits=[
+    ("            changed = self._reported_late() + step.out_of_capacity + self._take_in(logits, step)\n",
+     "            changed = step.out_of_capacity + self._take_in(logits, step)\n"),
+])
+answers.wrong("sampling is not guarded", task=6, edits=[
+    ("            changed = self._reported_late() + step.out_of_capacity + self._take_in(logits, step)\n",
+     ''''''),
+    ("            raise\n",
+     '''            raise
+        changed = self._reported_late() + step.out_of_capacity + self._take_in(logits, step)
+'''),
+])
+answers.wrong("does not keep the step", task=6, edits=[
+    ("        self.last_step, self._ended_in_failure = step, []\n",
+     "        self._ended_in_failure = []\n"),
+])
+answers.wrong("returns everybody", task=6, edits=[
+    ("        return [request.output() for request in changed]\n",
+     "        return [request.output() for request in [*self.requests.values(), *[c for c in changed if c.is_finished]]]\n"),
+])
+answers.wrong("moves blocks only if there is work", task=6, edits=[
+    ("        self._move_blocks(step)\n",
+     ''''''),
+    ("            return torch.empty(0, self.model.config.vocab_size)\n",
+     '''            return torch.empty(0, self.model.config.vocab_size)
+        self._move_blocks(step)
+'''),
+])
+answers.wrong("publishes the first request's blocks only", task=6, edits=[
+    ("        for work in step.work:\n",
+     "        for work in step.work[:1]:\n"),
+])
+answers.wrong("copies only without a CPU pool", task=6, edits=[
+    ("        self.kv_cache.copy_blocks(step.copies)\n",
+     '''        else:
+            self.kv_cache.copy_blocks(step.copies)
+'''),
+])
+answers.wrong("copies before it swaps out", task=6, edits=[
+    ('''        if self.cpu_cache is not None:
+            # Out first: a block that is swapped out now may be the very one that another is swapped in to.
+            self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
+            self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
+        self.kv_cache.copy_blocks(step.copies)
+''',
+     '''        self.kv_cache.copy_blocks(step.copies)
+        if self.cpu_cache is not None:
+            self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
+            self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
+'''),
+])
+answers.wrong("copies before it swaps in", task=6, edits=[
+    ('''            # Out first: a block that is swapped out now may be the very one that another is swapped in to.
+            self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
+            self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
+        self.kv_cache.copy_blocks(step.copies)
+''',
+     '''            self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
+        self.kv_cache.copy_blocks(step.copies)
+        if self.cpu_cache is not None:
+            self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
+'''),
+])
+answers.wrong("makes one copy a step", task=6, edits=[
+    ("        self.kv_cache.copy_blocks(step.copies)\n",
+     "        self.kv_cache.copy_blocks(step.copies[:1])\n"),
+])
+answers.wrong("a shorter n-gram if the text is short", task=7, edits=[
+    ('            raise ValueError(f"{name} must be at least 1, got {value}")\n',
+     '''            raise ValueError(f"{name} must be at least 1, got {value}")
+    ngram_len = min(ngram_len, len(token_ids) - 1)
+    if ngram_len < 1:
+        return []
+'''),
+])
+answers.wrong("of equals the last, when it checks a guess", task=7, edits=[
+    ("    chosen = logits.argmax(dim=-1).tolist()\n",
+     "    chosen = [int((r == r.max()).nonzero()[-1]) for r in logits]\n"),
+])
+
 # -- right ones
+
 answers.right(
     "a hash for the number, whole texts for the stream",
     edits=[
