@@ -301,10 +301,6 @@ answers.wrong("one list for equal tables", task=5, edits=[
         return [memo.setdefault(tuple(t), [moved[b] for b in t]) for t in tables], list(moved.items())
 '''),
 ])
-answers.wrong("halves with a float", task=2, edits=[
-    ("    pairs = (num_tokens * (num_tokens + 1) - num_cached * (num_cached + 1)) // 2\n",
-     "    pairs = int((num_tokens * (num_tokens + 1) - num_cached * (num_cached + 1)) / 2)\n"),
-])
 answers.wrong("what stays comes first", task=7, edits=[
     ('        places.append([("cpu", next(new_ids)) if block in own else ("gpu", block) for block in table])\n',
      '        places.append([("gpu", b) for b in table if b not in own] + [("cpu", next(new_ids)) for b in table if b in own])\n'),
