@@ -295,7 +295,7 @@ answers.wrong("adds priority and arrival", task=1, edits=[
     ("        return max(range(len(running)), key=lambda index: running[index])\n",
      "        return max(range(len(running)), key=lambda i: running[i][0] * 100 + running[i][1])\n"),
 ])
-answers.wrong("one list for equal tables", task=5, edits=[
+answers.wrong("one list for equal tables", task=6, edits=[
     ("        return [[moved[block_id] for block_id in table] for table in tables], list(moved.items())\n",
      '''        memo = {}
         return [memo.setdefault(tuple(t), [moved[b] for b in t]) for t in tables], list(moved.items())

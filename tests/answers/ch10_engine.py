@@ -493,7 +493,9 @@ answers.wrong("copies only without a CPU pool", task=6, edits=[
 ])
 answers.wrong("copies before it swaps out", task=6, edits=[
     ('''        if self.cpu_cache is not None:
-            # Out first: a block that is swapped out now may be the very one that another is swapped in to.
+            # Out first: what is swapped out now may be overwritten by a copy of this very step. And in before
+            # the copies, which may read what has just come in. (Our scheduler swaps nobody in while it swaps
+            # somebody out. With one that does, the order of these two would matter as well.)
             self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
             self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
         self.kv_cache.copy_blocks(step.copies)
@@ -505,7 +507,9 @@ answers.wrong("copies before it swaps out", task=6, edits=[
 '''),
 ])
 answers.wrong("copies before it swaps in", task=6, edits=[
-    ('''            # Out first: a block that is swapped out now may be the very one that another is swapped in to.
+    ('''            # Out first: what is swapped out now may be overwritten by a copy of this very step. And in before
+            # the copies, which may read what has just come in. (Our scheduler swaps nobody in while it swaps
+            # somebody out. With one that does, the order of these two would matter as well.)
             self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)
             self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)
         self.kv_cache.copy_blocks(step.copies)
