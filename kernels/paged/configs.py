@@ -20,22 +20,24 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from minipaged.kernels.paged import triton_decode
+from minipaged.kernels.paged import triton_decode, triton_fast
 
-MODULES: tuple[ModuleType, ...] = (triton_decode,)
+MODULES: tuple[ModuleType, ...] = (triton_decode, triton_fast)
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
          torch.int64: "i64"}  # fmt: skip
-S, H, G, N, M, B = 64, 32, 8, 4096, 256, 16  # sequences, heads, KV heads, blocks, table width, block size
-HEAD_DIMS = (64, 80, 128, 256)
+# Layers, sequences, heads, KV heads, blocks, table width, block size, splits of a context.
+L, S, H, G, N, M, B, SPLITS = 32, 64, 32, 8, 4096, 256, 16, 8
+KINDS = ((torch.bfloat16, 64), (torch.bfloat16, 80), (torch.bfloat16, 128), (torch.bfloat16, 256),
+         (torch.float16, 128), (torch.float32, 64), (torch.float32, 128))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shipped:
     """One kernel with everything that decides what it compiles to.
 
-    name: what is called and with what, as "store_kv bf16 D128". signature: Triton's type of each argument,
-    "*bf16", "i32", "fp32" or "constexpr", in the kernel's order. constexprs: the values of those. aligned: the
-    arguments that are known to be multiples of 16, in bytes for pointers.
+    name: what is called and with what, as "store_kv bf16 D128". signature: each argument's type in Triton's
+    words ("*bf16", "i32", "fp32" or "constexpr"), in the kernel's order. constexprs: the values of those.
+    aligned: the arguments that are known to be multiples of 16, in bytes for pointers.
     """
 
     name: str
@@ -113,21 +115,26 @@ def _calls(dtype: torch.dtype, D: int) -> dict[str, Callable[[], object]]:
     def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    cache = new(N, B, G, D)
-    slots = new(S, dtype=torch.int64)
+    pool = new(L, N, B, G, D)
+    cache, q, kv = pool[0], new(S, H, D), new(S, G, D)
+    slots, starts, copies = (new(*shape, dtype=torch.int64) for shape in ((S,), (S + 1,), (S, 2)))
+    tables, scale = (new(S, M, dtype=torch.int64), slots), D**-0.5
     return {
-        "store_kv": lambda: triton_decode.store_kv(new(S, G, D), new(S, G, D), cache, cache, slots),
+        "store_kv": lambda: triton_decode.store_kv(kv, kv, cache, cache, slots),
+        "paged_decode": lambda: triton_decode.paged_decode(q, cache, cache, *tables, scale),
+        "paged_decode_split": lambda: triton_fast.paged_decode_split(q, cache, cache, *tables, scale, SPLITS),
+        "paged_prefill": lambda: triton_fast.paged_prefill(q, cache, cache, *tables, starts, scale, B),
+        "copy_blocks": lambda: triton_fast.copy_blocks(pool, pool, copies),
     }
 
 
-def _ship(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Iterator[Shipped]:
-    for dtype in dtypes:
-        for D in head_dims:
-            for name, call in _calls(dtype, D).items():
-                with _recorded() as launches:
-                    call()
-                for kernel, arguments in launches:
-                    yield specialise(f"{name} {TYPES[dtype]} D{D}", kernel, arguments)
+def _ship() -> Iterator[Shipped]:
+    for dtype, D in KINDS:
+        for name, call in _calls(dtype, D).items():
+            with _recorded() as launches:
+                call()
+            for kernel, arguments in launches:
+                yield specialise(f"{name} {TYPES[dtype]} D{D}", kernel, arguments)
 
 
-SHIPPED: tuple[Shipped, ...] = tuple(_ship((torch.float32, torch.float16, torch.bfloat16), HEAD_DIMS))
+SHIPPED: tuple[Shipped, ...] = tuple(_ship())
