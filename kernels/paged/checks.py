@@ -45,7 +45,8 @@ def check_store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_
 def check_paged_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor
 ) -> None:
-    """Raise ValueError, with what was given and what was expected, unless the arguments fit `paged_decode`."""
+    """Raise ValueError, with what was given and what was expected, unless the arguments fit
+    `paged_decode`."""
     if q.dim() != 3 or len(q) != len(context_lens):
         raise ValueError(
             f"q must be [S, H, D], one row for each of the {len(context_lens)} context_lens: "

@@ -9,8 +9,8 @@ over blocks. One program serves one sequence and one KV head, with the H / G que
 rows of one small matrix, so K and V are read once for all of them: 2 · K · G · D elements for K tokens.
 
 Left out: quantised caches. Splitting a long context over several programs, and more than one new token per
-sequence, are `triton_fast`'s. Chapter 11 (online softmax: Milakov and Gimelshein, arXiv 1805.02867; packing the
-group: vllm/v1/attention/ops/triton_unified_attention.py).
+sequence, are `triton_fast`'s. Chapter 11 (online softmax: Milakov and Gimelshein, arXiv 1805.02867; packing
+the group: vllm/v1/attention/ops/triton_unified_attention.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def paged_decode(
 
     Returns [S, H, D] of q's dtype, computed in fp32.
 
-    Example: with blocks of 4, a sequence of 6 tokens in blocks 5 and 2 reads block 5 and two rows of block 2::
+    Example: with blocks of 4, a sequence of 6 tokens reads all of block 5 and two rows of block 2::
 
         paged_decode(q, k_cache, v_cache, torch.tensor([[5, 2, -1]]), torch.tensor([6]), scale)
 

@@ -1,4 +1,4 @@
-"""Kernels that keep a whole GPU busy: decode split over the context, prefill for a ragged batch, block copies.
+"""Kernels that keep a whole GPU busy: decode split over the context, ragged prefill, copies of blocks.
 
 `paged_decode_split`: one sequence with a long context gives `paged_decode` only G programs, and a GPU has
 more than a hundred processors. Here several programs share a context, each with a piece of it, and a second
@@ -84,8 +84,8 @@ def choose_num_splits(num_programs: int, max_context_len: int, num_processors: i
     MIN_SPLIT_LEN tokens. One sequence with 8 KV heads on 132 processors: 33 pieces of a context of 128k
     tokens, 4 pieces of 1k, and a batch of 64 is not split at all.
 
-    >>> [choose_num_splits(8, 131072, 132), choose_num_splits(8, 1024, 132), choose_num_splits(512, 4096, 132)]
-    [33, 4, 1]
+    >>> choose_num_splits(8, 131072, 132), choose_num_splits(8, 1024, 132), choose_num_splits(512, 4096, 132)
+    (33, 4, 1)
     """
     wanted = PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_programs)
     return max(1, min(wanted, max_context_len // MIN_SPLIT_LEN, MAX_SPLITS))
@@ -153,8 +153,8 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
 
         copy_blocks(k_cache, v_cache, torch.tensor([[3, 7]]))  # block 7 is now what block 3 is, in all layers
 
-    Raises ValueError for shapes, dtypes or devices that don't fit, and, on the CPU, for block ids out of range
-    and copies that get in each other's way.
+    Raises ValueError for shapes, dtypes or devices that don't fit, and, on the CPU, for block ids out of
+    range and copies that get in each other's way.
     """
     check_copy_blocks(k_cache, v_cache, copies)
     check_runs_here("copy_blocks", k_cache)
@@ -288,7 +288,7 @@ def _copy_blocks_kernel(
     layer = tl.program_id(1).to(tl.int64)
     src = tl.load(copies_ptr + copy * stride_cc).to(tl.int64)
     dst = tl.load(copies_ptr + copy * stride_cc + stride_cp).to(tl.int64)
-    offs_row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # rows of D: token by token, head by head
+    offs_row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # each a slot's head, D elements
     slot, head = (offs_row // G).to(tl.int64)[:, None], (offs_row % G).to(tl.int64)[:, None]
     offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
     mask = (offs_row < B * G)[:, None] & (offs_d < D)

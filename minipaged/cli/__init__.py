@@ -103,6 +103,7 @@ _SERVING_OPTIONS = (
     click.option("--max-num-batched-tokens", type=int, help="Most tokens in a step (default: 512 on a CPU)."),
     click.option("--preemption-mode", default="recompute", show_default=True, help="recompute or swap."),
     click.option("--num-cpu-blocks", default=0, show_default=True, help="Blocks to swap to."),
+    click.option("--attention-backend", default="auto", show_default=True, help="auto, torch or triton."),
     click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=True,
                  show_default=True, help="Reuse the blocks of equal beginnings."),
 )  # fmt: skip
