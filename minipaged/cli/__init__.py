@@ -38,6 +38,7 @@ LAZY_COMMANDS = {
     "hint": ("course", "Show the next hint for a task."),
     "reset": ("course", "Start a chapter's exercise anew, keeping a backup."),
     "bench": ("bench", "Measure speed and memory."),
+    "kernels": ("kernels", "Compile the Triton kernels for GPUs that are not here."),
 }
 # A model can emit any byte, and some would take the terminal apart.
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

@@ -196,7 +196,7 @@ class _WatchedMemory:
         self._programs: list[ProgramId] = []
 
     def on_launch(self, init_args: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap what prepares a launch's arguments: begin its counts, and give its tensors made-up addresses."""
+        """Wrap what prepares the arguments of a launch: begin its counts, and replace its addresses."""
 
         def init(executor: Any, args_dev: Any, kwargs_dev: Any) -> Any:
             self.forget()
