@@ -23,8 +23,8 @@ from torch import Tensor
 from minipaged.kernels import triton_status
 from minipaged.kernels.paged.checks import check_paged_decode, check_runs_here, check_store_kv
 
-TILE_BYTES = 16384  # of K, and of V: what one step of the loop reads
 MIN_DOT = 16  # a GPU's matrix units take no smaller side
+TILE_BYTES = 16384  # of K, and of V: what one step of the loop reads; more of it would spill registers
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -80,12 +80,10 @@ def paged_decode(
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     if out.numel() == 0:
         return out.to(q.dtype)
-    BLOCK_R, BLOCK_D = dot_side(H // G), dot_side(D)
     _paged_decode_kernel[(S, G)](
         q, k_cache, v_cache, block_tables, context_lens, out, scale,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
-        *out.stride(), B, H // G, D,
-        BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, BLOCK_N=tile_len(BLOCK_D, q.dtype), DOT_DTYPE=dot_dtype,
+        *out.stride(), B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
     )  # fmt: skip
     return out.to(q.dtype)
 
@@ -101,18 +99,19 @@ def compute_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, tl.dtype]:
     return dtype, {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 
 
-def dot_side(size: int) -> int:
-    """The side of a tile that holds `size` rows or columns: a power of two, and what `tl.dot` takes.
+def tile_sizes(num_rows: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """How `attend` cuts its work: BLOCK_R rows of q by BLOCK_N positions at a time, BLOCK_D wide.
 
-    >>> [dot_side(3), dot_side(80)]
-    [16, 128]
+    All are powers of two, and what `tl.dot` takes. fp32 without tensor cores needs more registers, so more
+    warps share them. In the interpreter a step costs the same whatever it takes: few, big ones.
+
+    >>> tile_sizes(num_rows=4, head_dim=80, dtype=torch.bfloat16)  # on a GPU
+    {'BLOCK_R': 16, 'BLOCK_D': 128, 'BLOCK_N': 64, 'num_warps': 4}
     """
-    return max(MIN_DOT, triton.next_power_of_2(size))
-
-
-def tile_len(block_d: int, dtype: torch.dtype) -> int:
-    """How many tokens of context one step of the loop takes: 64 for bf16 and a head size of 128."""
-    return max(MIN_DOT, min(128, TILE_BYTES // (block_d * dtype.itemsize)))
+    BLOCK_R, BLOCK_D = (max(MIN_DOT, triton.next_power_of_2(size)) for size in (num_rows, head_dim))
+    BLOCK_N = 128 if triton_status().interpret else min(64, TILE_BYTES // (BLOCK_D * dtype.itemsize))
+    num_warps = 8 if dtype == torch.float32 or BLOCK_R >= 64 else 4
+    return {"BLOCK_R": BLOCK_R, "BLOCK_D": BLOCK_D, "BLOCK_N": BLOCK_N, "num_warps": num_warps}
 
 
 @triton.jit

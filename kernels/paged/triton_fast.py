@@ -21,18 +21,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minipaged.kernels import triton_status
 from minipaged.kernels.paged.checks import (
     check_copy_blocks,
     check_paged_decode,
     check_paged_prefill,
     check_runs_here,
 )
-from minipaged.kernels.paged.triton_decode import attend, compute_dtypes, dot_side, paged_decode, tile_len
+from minipaged.kernels.paged.triton_decode import attend, compute_dtypes, paged_decode, tile_sizes
 
 MIN_SPLIT_LEN = 256  # tokens; a shorter piece isn't worth a program and a row of the merge
 MAX_SPLITS = 128
 PROGRAMS_PER_PROCESSOR = 2  # while one waits for memory, the other computes
-PREFILL_ROWS = 64  # queries times heads of a group, as one tile
 COPY_TILE = 4096  # elements of K, and of V, that one program of copy_blocks moves
 
 
@@ -63,16 +63,15 @@ def paged_decode_split(
     pieces = torch.empty(S, H, num_splits, D, dtype=torch.float32, device=q.device)
     weights = torch.empty(S, H, num_splits, dtype=torch.float32, device=q.device)
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
-    BLOCK_R, BLOCK_D = dot_side(H // G), dot_side(D)
+    tiles = tile_sizes(H // G, D, q.dtype)
     _paged_decode_split_kernel[(S, G, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, pieces, weights, scale, num_splits,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
-        B, H // G, D,
-        BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, BLOCK_N=tile_len(BLOCK_D, q.dtype), DOT_DTYPE=dot_dtype,
+        B, H // G, D, DOT_DTYPE=dot_dtype, **tiles,
     )  # fmt: skip
     _merge_kernel[(S, H)](
         pieces, weights, out, num_splits, *out.stride(), D,
-        BLOCK_SPLITS=triton.next_power_of_2(num_splits), BLOCK_D=BLOCK_D,
+        BLOCK_SPLITS=triton.next_power_of_2(num_splits), BLOCK_D=tiles["BLOCK_D"],
     )  # fmt: skip
     return out.to(q.dtype)
 
@@ -131,15 +130,25 @@ def paged_prefill(
         return out.to(q.dtype)
     if max_query_len is None:
         max_query_len = int(query_start_loc.diff().max())
-    R, BLOCK_D = H // G, dot_side(D)
-    BLOCK_R = max(PREFILL_ROWS, dot_side(R))
-    _paged_prefill_kernel[(triton.cdiv(max_query_len, BLOCK_R // R), G, S)](
+    R = H // G
+    tiles = tile_sizes(max(R, prefill_rows(D, q.dtype)), D, q.dtype)
+    _paged_prefill_kernel[(triton.cdiv(max_query_len, tiles["BLOCK_R"] // R), G, S)](
         q, k_cache, v_cache, block_tables, context_lens, query_start_loc, out, scale,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
-        query_start_loc.stride(0), *out.stride(), B, R, D,
-        BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, BLOCK_N=tile_len(BLOCK_D, q.dtype), DOT_DTYPE=dot_dtype,
+        query_start_loc.stride(0), *out.stride(), B, R, D, DOT_DTYPE=dot_dtype, **tiles,
     )  # fmt: skip
     return out.to(q.dtype)
+
+
+def prefill_rows(head_dim: int, dtype: torch.dtype) -> int:
+    """How many rows (a query's head each) share one pass over K and V: as many as registers hold.
+
+    bf16: 128 up to a head size of 128, then 64. fp32, which has no tensor cores: 32 for 64, then 16.
+    """
+    if triton_status().interpret:
+        return 256
+    elements = 2048 if dtype == torch.float32 else 16384
+    return min(128, elements // triton.next_power_of_2(head_dim))
 
 
 def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
