@@ -117,7 +117,7 @@ COMPLETE = list(product(
     (1, 16, 32, 128), (64, 80, 128), (1, 3, 4, 7), (torch.float32, torch.float16, torch.bfloat16), (NAN, INF),
     (0, -1, 10**9), ("separate", "stacked"),
 ))  # fmt: skip
-SIZES = [(1, 64, 1), (16, 80, 3), (32, 128, 4), (128, 64, 7), (8, 96, 2), (64, 112, 8), (256, 192, 2),
+SIZES = [(1, 64, 1), (16, 80, 3), (32, 128, 4), (128, 64, 7), (8, 96, 2), (64, 112, 8), (256, 192, 1),
          (7, 256, 1), (16, 16, 16), (3, 120, 3)]  # fmt: skip
 REST = zip(
     cycle([torch.bfloat16, torch.float32, torch.float16]), cycle([NAN, INF]), cycle([10**9, -1, 0]),
@@ -126,20 +126,33 @@ REST = zip(
 SAMPLE = [(*sizes, *rest) for sizes, rest in zip(SIZES, REST, strict=False)]
 NAMES = ("B", "D", "R", "dtype", "poison", "tail", "layout")
 KINDS = [dict(zip(NAMES, kind, strict=True)) for kind in (SAMPLE + COMPLETE if LONG else SAMPLE)]
-matrix = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
+SPLIT_KINDS = KINDS if LONG else KINDS[1::3]  # merging takes the interpreter long
+
+
+def of_kinds(kinds: list[dict[str, Any]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: "-".join(map(str, kind.values())))
 
 
 @needs_triton
-@matrix
-@pytest.mark.parametrize("name", ["paged_decode", "paged_decode_split"])
-def test_decode_is_dense_attention_whatever_lies_elsewhere(name: str, kind: dict[str, Any]) -> None:
-    B = kind["B"]
-    case = scattered([1, B - 1, B, B + 1, 3 * B + 2], **kind)
-    assert_attends(case, case.attend(name))
+@of_kinds(KINDS)
+def test_decode_is_dense_attention_whatever_lies_elsewhere(kind: dict[str, Any]) -> None:
+    case = decodes_of(**kind)
+    assert_attends(case, case.attend("paged_decode"))
 
 
 @needs_triton
-@matrix
+@of_kinds(SPLIT_KINDS)
+def test_split_decode_is_dense_attention_whatever_lies_elsewhere(kind: dict[str, Any]) -> None:
+    case = decodes_of(**kind)
+    assert_attends(case, case.attend("paged_decode_split"))
+
+
+def decodes_of(B: int, **kind: Any) -> Case:
+    return scattered([1, B - 1, B, B + 1, 3 * B + 2], B=B, **kind)
+
+
+@needs_triton
+@of_kinds(KINDS)
 def test_prefill_is_dense_attention_whatever_lies_elsewhere(kind: dict[str, Any]) -> None:
     B = kind["B"]
     case = scattered([1, B - 1, B, B + 1, 3 * B + 2], [1, B - 1, min(B, 2), 1, B // 2 + 1], **kind)
@@ -178,12 +191,12 @@ def test_scores_may_be_large_or_all_very_negative(name: str, spread: float, shif
 
 @needs_triton
 @with_each
-@pytest.mark.parametrize("R", [1, 2, 3, 4, 7, 8, 16, 20])
+@pytest.mark.parametrize("R", [1, 2, 7, 8, 16, 20])
 def test_query_head_h_reads_kv_head_h_over_group(name: str, R: int) -> None:
-    case = scattered([5, 20], R=R, B=16)
+    case = scattered([20], R=R, B=16)
     for head in range(G):
         case.v_cache[:, :, head] = head
-    expected = (torch.arange(G * R) // R).float()[:, None].expand(2, -1, 64)
+    expected = (torch.arange(G * R) // R).float()[None, :, None].expand(1, -1, 64)
     torch.testing.assert_close(case.attend(name).cpu(), expected, rtol=1e-6, atol=0)
 
 
@@ -237,7 +250,7 @@ def test_strided_queries_tables_and_lengths_are_read_where_they_lie(name: str) -
 
 
 @needs_triton
-@pytest.mark.parametrize("num_splits", [2, 9])
+@pytest.mark.parametrize("num_splits", [2, 5])
 def test_pieces_that_hold_no_token_are_not_merged(
     num_splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

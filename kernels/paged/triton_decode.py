@@ -204,9 +204,7 @@ def attend(
         # subtle: a weight of 0 doesn't undo a NaN, so what was never written must not be read.
         mask = exists[:, None] & (offs_d < D)[None, :]
         offs_k = block * stride_kn + row * stride_kb + offs_d[None, :] * stride_kd
-        offs_v = block * stride_vn + row * stride_vb + offs_d[None, :] * stride_vd
         k = tl.load(k_ptr + offs_k, mask=mask, other=0.0).to(q.dtype)
-        v = tl.load(v_ptr + offs_v, mask=mask, other=0.0).to(q.dtype)
 
         # subtle: "ieee", because fp32 would otherwise be multiplied in tf32, which has 10 bits of 23.
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)  # 1 / ln 2
@@ -215,6 +213,8 @@ def attend(
         weights = tl.exp2(scores - new_highest[:, None])
         shrink = tl.exp2(highest - new_highest)  # what earlier weights are worth, measured by the new highest
         total = total * shrink + tl.sum(weights, axis=1)
+        offs_v = block * stride_vn + row * stride_vb + offs_d[None, :] * stride_vd
+        v = tl.load(v_ptr + offs_v, mask=mask, other=0.0).to(q.dtype)
         acc = acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
         highest = new_highest
     return acc, total, highest
