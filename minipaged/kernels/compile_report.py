@@ -1,10 +1,10 @@
 """Compiles kernels for GPUs that are not here, and reads from the machine code what decides their speed.
 
 A compiler needs no device: in seconds a kernel becomes the code of an A100 (sm_80), an H100 (sm_90) or an
-MI300X (gfx942). That code says what the interpreter can't: whether the kernel compiles at all, whether a
-thread's registers suffice (a value that is *spilled* goes to memory and back), whether the shared memory does,
-and whether a load fetches 128 bits at once or 16. The compiler runs in a process of its own, because one in
-which kernels are interpreted can't compile them.
+MI300X (gfx942). That code says what the interpreter can't: whether the kernel compiles at all, whether the
+registers of a thread suffice (a value that is *spilled* goes to memory and back), whether the shared memory
+does, and whether a load fetches 128 bits at once or 16. The compiler runs in a process of its own, because
+one in which kernels are interpreted can't compile them.
 
 Left out: how fast a kernel is. Chapters 11 and 12.
 """

@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# The operations whose result is large because an operand is. "phi" is any value that comes from several
-# places in turn: what a loop carries, what a branch yields.
+# The operations whose result is large because an operand is; two names are ours. "phi" is a value that comes
+# from several places in turn: what a loop carries, what a branch yields. "wide" is arith.muli of 64 bits.
 _LINEAR = re.compile(
-    r"phi|arith\.(addi|subi|extsi|extui|trunci|index_cast|select)|tt\.(splat|broadcast|expand_dims|reshape|trans)"
+    r"phi|wide|arith\.(addi|subi|extsi|extui|trunci|index_cast|select)|tt\.(splat|broadcast|expand_dims|reshape|trans)"
 )
 _FROM_MEMORY = ("tt.load", "tt.atomic", "tt.descriptor_load")
 _DEFINITION = re.compile(r"(?P<name>%\w+)(?::(?P<count>\d+))? = \"?(?P<op>[\w.]+)(?P<rest>.*)")
@@ -68,10 +68,9 @@ class _Function:
 def narrow_offsets(ttir: str) -> list[str]:
     """The products of 32 bits that become part of an address, as "file:line"; empty if all is well."""
     function = _parse(ttir)
-    through_wide_products = re.compile(_LINEAR.pattern + "|wide product")
     narrow = [
         value.line
-        for _, value in function.origins(function.offsets, through_wide_products)
+        for _, value in function.origins(function.offsets, _LINEAR)
         if value
         and value.op == "arith.muli"
         and any(_is_unbounded(factor, function) for factor in value.operands)
@@ -127,7 +126,7 @@ def _define(function: _Function, definition: re.Match[str], line: str) -> _Regio
     if not op.startswith("scf."):
         operands = _VALUE.findall(rest)
         is_wide = op == "arith.muli" and re.search(r"i64|index", rest.rpartition(" : ")[2])
-        function.values[name] = _Value("wide product" if is_wide else op, operands, line)
+        function.values[name] = _Value("wide" if is_wide else op, operands, line)
         if op == "tt.addptr":
             function.offsets.append(operands[1])
         return _Region()
