@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels import triton_status
+from minipaged.kernels.interpreter import repair_interpreter
 from minipaged.kernels.paged import torch_twins as twins
 from tests.reference import dense_attention
 
@@ -291,6 +292,25 @@ def test_each_twin_is_dense_attention_too() -> None:
     chunks = scattered([5, 9, 4], [2, 9, 1])
     tensors = [each.cpu() for each in (*chunks.tensors(), chunks.query_start_loc)]
     assert_attends(chunks, twins.paged_prefill_torch(*tensors, chunks.scale))
+
+
+@needs_triton
+@pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels need no interpreter")
+def test_a_loop_up_to_a_loaded_number_runs_with_the_interpreter_of_triton_3_6(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def as_in_triton_3_6(tensor: Any, *scope: Any) -> None:
+        patch_tensor(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data)  # what NumPy 2.4 refuses
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", as_in_triton_3_6)
+    repair_interpreter()
+    case = scattered([5])
+    assert_attends(case, case.attend("paged_decode"))
 
 
 @needs_triton
