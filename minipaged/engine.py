@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from minipaged.attention_backend import with_attention_backend
 from minipaged.batch import Batch
 from minipaged.beam_search import advance_beams
 from minipaged.block_manager import BlockManager
@@ -67,10 +68,11 @@ class Engine:
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         preemption_mode: str = "recompute",
+        attention_backend: str = "auto",
         seed: int = 0,
         parts: Parts | None = None,
     ) -> None:
-        self.parts = check_parts(parts)
+        self.parts = with_attention_backend(check_parts(parts), attention_backend, model.device)
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len = model.config.max_model_len if max_model_len is None else max_model_len
         if not isinstance(enable_prefix_caching, bool):

@@ -46,7 +46,8 @@ class LLM:
     tokens are 512 by default on a CPU, 2,048 on a GPU. max_model_len: the longest prompt + output.
     enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute", or "swap" to
     `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
-    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch" or "auto". seed: of
+    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch",
+    "triton" (on a CPU interpreted: slow, for learning) or "auto", which is "triton" on a GPU. seed: of
     requests that bring none. parts: layers to use instead of the package's (`load_parts`).
     """
 
@@ -73,8 +74,6 @@ class LLM:
             raise ValueError(
                 f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both"
             )
-        if attention_backend not in ("auto", "torch"):
-            raise ValueError(f"attention_backend must be 'auto' or 'torch', got {attention_backend!r}")
         check_int("seed", seed, -(2**63), 2**63 - 1)
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, seed)
@@ -97,6 +96,7 @@ class LLM:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             preemption_mode=preemption_mode,
+            attention_backend=attention_backend,
             seed=seed,
             parts=parts,
         )

@@ -83,7 +83,7 @@ class Llama:
     ) -> torch.Tensor:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
         tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
-        plan = plan_attention(*tables, kv_cache.k[0])
+        plan = getattr(attention, "plan", plan_attention)(*tables, kv_cache.k[0])  # kernels have their own
         T = len(batch.token_ids)
         padding = (0, padded_rows(T) - T)  # the products get more rows, which nobody uses
         cos, sin = self._rope(F.pad(batch.positions, padding))

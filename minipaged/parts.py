@@ -41,6 +41,12 @@ class Parts:
     prefix_cache: type[PrefixCache] = PrefixCache
     scheduler: type[Scheduler] = Scheduler
     preemption: type[Preemption] = Preemption
+    # Kernels; None is the package's own, which can't be imported where there is no triton.
+    store_kv: Callable[..., None] | None = None
+    paged_decode: Callable[..., torch.Tensor] | None = None
+    paged_decode_split: Callable[..., torch.Tensor] | None = None
+    paged_prefill: Callable[..., torch.Tensor] | None = None
+    copy_blocks: Callable[..., None] | None = None
 
 
 def check_parts(parts: Parts | None) -> Parts:
@@ -98,12 +104,13 @@ def _import_file(file: Path) -> ModuleType:
 def _take_part(module: ModuleType, part: str, file: Path) -> Any:
     """The object of the same name as the package's own, with at least its public methods."""
     own = getattr(Parts(), part)
-    theirs = getattr(module, own.__name__, None)
+    name = getattr(own, "__name__", part)
+    theirs = getattr(module, name, None)
     if theirs is None:
-        raise ValueError(f"{file} has no {own.__name__}")
+        raise ValueError(f"{file} has no {name}")
     methods = vars(own) if isinstance(own, type) else {}
     for method, value in methods.items():
         is_method = not isinstance(value, property)  # which may as well be an attribute that __init__ sets
         if is_method and not method.startswith("_") and not hasattr(theirs, method):
-            raise ValueError(f"{file}: class {own.__name__} has no {method}")
+            raise ValueError(f"{file}: class {name} has no {method}")
     return theirs

@@ -1,14 +1,25 @@
 """The kernels' PyTorch twins: same signatures, same checks, same results, on any device and without triton.
 
-Every kernel is tested against its twin here, and where triton is missing the twin takes its place. Apart from
-the kernels because a file that imports triton can't be imported on macOS or Windows.
+Every kernel is tested against its twin here, and where triton is missing the twin takes its place. Each is
+the definition in plain PyTorch: one sequence, one head after another, all arithmetic in fp32. Apart from the
+kernels because a file that imports triton can't be imported on macOS or Windows.
 
 Left out: speed. Chapters 11 and 12.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import torch
 from torch import Tensor
+
+from minipaged.kernels.paged.checks import (
+    check_copy_blocks,
+    check_paged_decode,
+    check_paged_prefill,
+    check_store_kv,
+)
 
 
 def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -29,36 +40,82 @@ def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_
     v_cache[slots // block_size, slots % block_size] = v[written]
 
 
-def check_store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Raise ValueError, with what was given and what was expected, unless the arguments fit `store_kv`.
+def paged_decode_torch(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float
+) -> Tensor:
+    """Attention of one token per sequence to its context; what `triton_decode.paged_decode` does.
 
-    Slot values are checked on the CPU only: on a GPU, looking at them would stop the queue of kernels.
+    Shapes, errors and units as there.
     """
-    if k.dim() != 3 or v.shape != k.shape:
-        raise ValueError(f"k and v must both be [T, G, D]: got {list(k.shape)} and {list(v.shape)}")
-    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or k_cache.shape[2:] != k.shape[1:]:
-        expected = ", ".join(map(str, k.shape[1:]))
-        raise ValueError(
-            f"k_cache and v_cache must both be [N, B, {expected}], as k is [T, {expected}]: "
-            f"got {list(k_cache.shape)} and {list(v_cache.shape)}"
-        )
-    if slot_mapping.shape != k.shape[:1] or slot_mapping.is_floating_point():
-        raise ValueError(
-            f"slot_mapping must hold {k.shape[0]} integers, one for each token: "
-            f"got {slot_mapping.dtype} of {list(slot_mapping.shape)}"
-        )
-    _check_same("dtype", {str(x.dtype) for x in (k, v, k_cache, v_cache)})
-    _check_same("device", {str(x.device) for x in (k, v, k_cache, v_cache, slot_mapping)})
-    if slot_mapping.device.type == "cpu":
-        _check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
+    check_paged_decode(q, k_cache, v_cache, block_tables, context_lens)
+    out = torch.zeros_like(q)
+    for seq, context_len in enumerate(context_lens.tolist()):
+        k = _context(k_cache, block_tables[seq], context_len)
+        v = _context(v_cache, block_tables[seq], context_len)
+        out[seq] = _attend(q[seq], k, v, scale)
+    return out
 
 
-def _check_same(what: str, values: set[str]) -> None:
-    if len(values) > 1:
-        raise ValueError(f"k, v and the caches must have one {what}: got {', '.join(sorted(values))}")
+def paged_decode_split_torch(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """What `triton_fast.paged_decode_split` does: the result doesn't depend on the number of splits."""
+    return paged_decode_torch(q, k_cache, v_cache, block_tables, context_lens, scale)
 
 
-def _check_slots(slot_mapping: Tensor, num_slots: int) -> None:
-    outside = slot_mapping[(slot_mapping < -1) | (slot_mapping >= num_slots)]
-    if len(outside):
-        raise ValueError(f"slots must be -1 (padding) or below {num_slots}: got {outside.tolist()}")
+def paged_prefill_torch(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    max_query_len: int | None = None,
+) -> Tensor:
+    """Causal attention of every sequence's newest tokens; what `triton_fast.paged_prefill` does.
+
+    Shapes, errors and units as there.
+    """
+    check_paged_prefill(q, k_cache, v_cache, block_tables, context_lens, query_start_loc)
+    out = torch.zeros_like(q)
+    for seq, (start, end) in enumerate(pairwise(query_start_loc.tolist())):
+        context_len = int(context_lens[seq])
+        k = _context(k_cache, block_tables[seq], context_len)
+        v = _context(v_cache, block_tables[seq], context_len)
+        for token in range(start, end):
+            visible = max(0, context_len - (end - token) + 1)
+            out[token] = _attend(q[token], k[:visible], v[:visible], scale)
+    return out
+
+
+def copy_blocks_torch(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
+    """Copy whole blocks in every layer, in place; what `triton_fast.copy_blocks` does."""
+    check_copy_blocks(k_cache, v_cache, copies)
+    sources, destinations = copies.long().T
+    k_cache[:, destinations] = k_cache[:, sources]
+    v_cache[:, destinations] = v_cache[:, sources]
+
+
+def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
+    """K or V of one sequence's tokens in order: [N, B, G, D] -> [context_len, G, D] in fp32."""
+    positions = torch.arange(context_len, device=cache.device)
+    block_size = cache.shape[1]
+    return cache[block_table[positions // block_size].long(), positions % block_size].float()
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One token's query heads q [H, D] against k and v of [K, G, D]: [H, D], zeros if K is 0."""
+    H, (K, G, _) = len(q), k.shape
+    if K == 0:
+        return torch.zeros_like(q)
+    heads = [
+        (k[:, h // (H // G)] @ q[h].float() * scale).softmax(dim=0) @ v[:, h // (H // G)] for h in range(H)
+    ]
+    return torch.stack(heads).to(q.dtype)

@@ -38,6 +38,7 @@ LAZY_COMMANDS = {
     "hint": ("course", "Show the next hint for a task."),
     "reset": ("course", "Start a chapter's exercise anew, keeping a backup."),
     "bench": ("bench", "Measure speed and memory."),
+    "kernels": ("kernels", "Compile the Triton kernels for GPUs that are not here."),
 }
 # A model can emit any byte, and some would take the terminal apart.
 _CONTROL = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -103,6 +104,7 @@ _SERVING_OPTIONS = (
     click.option("--max-num-batched-tokens", type=int, help="Most tokens in a step (default: 512 on a CPU)."),
     click.option("--preemption-mode", default="recompute", show_default=True, help="recompute or swap."),
     click.option("--num-cpu-blocks", default=0, show_default=True, help="Blocks to swap to."),
+    click.option("--attention-backend", default="auto", show_default=True, help="auto, torch or triton."),
     click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=True,
                  show_default=True, help="Reuse the blocks of equal beginnings."),
 )  # fmt: skip

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.cli.bench_engines import ENGINES, EngineProcess, Result, Setup, TokenIds
+from minipaged.cli.bench_kernels import kernels
 from minipaged.config import ModelConfig
 from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token
@@ -261,6 +262,9 @@ def _engine_names(ctx: click.Context, param: click.Parameter, value: tuple[str, 
 @click.group()
 def bench() -> None:
     """Measure speed and memory."""
+
+
+bench.add_command(kernels)
 
 
 @bench.command(context_settings={"show_default": True})

@@ -1,0 +1,238 @@
+"""`minipaged bench kernels`: attention through block tables against attention to one contiguous piece.
+
+Why it exists: what a block table costs shows only beside the same attention without one. Decoding is bound by
+memory, so on a GPU its speed is given in bytes of K and V a second, each counted once, and as a share of what
+a plain copy reaches on the same machine; prefill is bound by arithmetic, and is given in FLOP a second. On a
+CPU the engine's PyTorch path is measured, and what counts is the ratio.
+What it leaves out: whole steps of the engine (`bench serve`). Chapters 12 and 13.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from minipaged.attention_backend import with_attention_backend
+from minipaged.paged_attention import plan_attention
+from minipaged.parts import Parts
+
+NUM_HEADS = 32  # of queries, on a GPU
+GPU_LAYOUTS = tuple(product((1, 4, 8), (64, 128), (16, 32)))  # group, head size, block size
+GPU_DECODES = tuple(product((1, 8, 32, 128, 256), (1024, 4096, 32768, 131072)))  # batch, context
+GPU_PREFILLS = tuple(product((1, 8), (1024, 4096, 16384)))
+CPU_DECODES = ((8, 256), (8, 1024), (32, 256), (32, 1024))  # with SmolLM2's heads: 9, 3 KV heads, of 64
+MEMORY_SHARE = 0.4  # of what is free on the GPU: K and V lie there twice
+CPU_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of sequences that all have the same context; `query_len` new tokens each (1 for a decode)."""
+
+    batch: int
+    context_len: int
+    query_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+    @property
+    def kv_elements(self) -> int:
+        """Of K and V together."""
+        return 2 * self.batch * self.context_len * self.num_kv_heads * self.head_dim
+
+    @property
+    def flops(self) -> int:
+        """Of the two products, 2 · D each for every query head and every position that it sees.
+
+        A prompt of 3 tokens: 1 + 2 + 3 positions.
+        """
+        earlier = self.context_len - self.query_len
+        seen = self.query_len * earlier + self.query_len * (self.query_len + 1) // 2
+        return 4 * self.batch * self.num_heads * self.head_dim * seen
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one shape took, in seconds: through block tables, and PyTorch's SDPA on contiguous K and V."""
+
+    shape: Shape
+    paged_seconds: float
+    contiguous_seconds: float
+    kv_bytes: int
+
+    def row(self) -> dict[str, Any]:
+        """All that is reported: `ratio` is how many times as fast as contiguous."""
+        return {
+            **asdict(self.shape), "paged_seconds": self.paged_seconds,
+            "contiguous_seconds": self.contiguous_seconds,
+            "ratio": self.contiguous_seconds / self.paged_seconds,
+            "bytes_per_second": self.kv_bytes / self.paged_seconds,
+            "flops_per_second": self.shape.flops / self.paged_seconds,
+        }  # fmt: skip
+
+
+def attentions(
+    shape: Shape, dtype: torch.dtype, device: torch.device
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """The two things to time on the same random numbers: through shuffled blocks, and contiguous."""
+    S, K, Q, B = shape.batch, shape.context_len, shape.query_len, shape.block_size
+    G, H, D = shape.num_kv_heads, shape.num_heads, shape.head_dim
+    M = -(-K // B)
+    k_cache, v_cache = (torch.randn(S * M, B, G, D, dtype=dtype, device=device) for _ in "kv")
+    q = torch.randn(S * Q, H, D, dtype=dtype, device=device)
+    tables = torch.randperm(S * M, device=device).view(S, M)
+    context_lens = torch.full((S,), K, device=device)
+    starts = torch.arange(S + 1, device=device) * Q
+    scale = D**-0.5
+
+    k, v = (cache[tables].flatten(1, 2)[:, :K].transpose(1, 2).contiguous() for cache in (k_cache, v_cache))
+    attention = with_attention_backend(Parts(), "auto", device).paged_attention
+    arguments = (tables, context_lens, starts)
+    plan = getattr(attention, "plan", plan_attention)(*arguments, k_cache)
+
+    def paged() -> Tensor:
+        return attention(q, k_cache, v_cache, *arguments, scale, plan=plan)
+
+    def contiguous() -> Tensor:
+        if Q == 1:  # the fastest form: the heads of a group as queries, so that K and V are read once
+            return F.scaled_dot_product_attention(q.view(S, G, H // G, D), k, v, scale=scale).view(S, H, D)
+        rows = q.view(S, Q, H, D).transpose(1, 2)
+        out = F.scaled_dot_product_attention(rows, k, v, is_causal=True, scale=scale, enable_gqa=H != G)
+        return out.transpose(1, 2).reshape(S * Q, H, D)
+
+    return paged, contiguous
+
+
+def measure(shape: Shape, dtype: torch.dtype, device: torch.device) -> Measured:
+    """Time both on one shape; RuntimeError if they don't agree on the result."""
+    both = attentions(shape, dtype, device)
+    paged, contiguous = (attend().float() for attend in both)
+    if not torch.allclose(paged, contiguous, atol=1e-4 if dtype == torch.float32 else 2e-2, rtol=1e-2):
+        apart = (paged - contiguous).abs().max().item()
+        raise RuntimeError(f"{shape}: paged and contiguous attention differ by up to {apart:.3g}")
+    paged_s, contiguous_s = _gpu_seconds(both) if device.type == "cuda" else _cpu_seconds(both)
+    return Measured(shape, paged_s, contiguous_s, shape.kv_elements * dtype.itemsize)
+
+
+def _gpu_seconds(functions: tuple[Callable[[], Tensor], ...]) -> list[float]:
+    from triton.testing import do_bench  # empties the L2 cache before each run
+
+    return [do_bench(function, return_mode="median") / 1e3 for function in functions]
+
+
+def _cpu_seconds(functions: tuple[Callable[[], Tensor], ...]) -> list[float]:
+    """Processor time of the best of many runs, in turn: a busy machine slows both alike."""
+    best = [float("inf")] * len(functions)
+    for _ in range(CPU_ROUNDS):
+        for index, function in enumerate(functions):
+            started = time.process_time()
+            function()
+            best[index] = min(best[index], time.process_time() - started)
+    return best
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a plain copy of 1 GiB moves on a GPU, read and written."""
+    source = torch.empty(2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _gpu_seconds((lambda: target.copy_(source),))[0]
+
+
+def shapes(device: torch.device, dtype: torch.dtype) -> Iterator[Shape]:
+    """What is measured: on a GPU all that fits into its memory twice."""
+    if device.type != "cuda":
+        yield from (Shape(batch, context, 1, 9, 3, 64, 16) for batch, context in CPU_DECODES)
+        return
+    free = MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+    decodes = [(batch, context, 1) for batch, context in GPU_DECODES]
+    prefills = [(batch, length, length) for batch, length in GPU_PREFILLS]
+    for lengths, (group, head_dim, block_size) in product(decodes + prefills, GPU_LAYOUTS):
+        shape = Shape(*lengths, NUM_HEADS, NUM_HEADS // group, head_dim, block_size)
+        if 2 * shape.kv_elements * dtype.itemsize <= free:
+            yield shape
+
+
+def print_table(report: dict[str, Any], console: Console) -> None:
+    """A line for each shape; on a GPU, decodes with their share of the copy's bandwidth."""
+    bandwidth = report["copy_bytes_per_second"]
+    table = Table("batch", "context", "heads", "head dim", "block", "µs", "speed", "times as fast",
+                  box=SIMPLE_HEAD, pad_edge=False,
+                  caption="as SDPA on contiguous K and V of the same lengths")  # fmt: skip
+    for row in report["rows"]:
+        speed = f"{row['bytes_per_second'] / 1e9:,.0f} GB/s"
+        if row["query_len"] > 1:
+            speed = f"{row['flops_per_second'] / 1e12:,.0f} TFLOP/s"
+        elif bandwidth:
+            speed += f" ({row['bytes_per_second'] / bandwidth:.0%} of a copy's)"
+        what = f"{row['context_len']}" + (" prefill" if row["query_len"] > 1 else "")
+        table.add_row(
+            str(row["batch"]), what, f"{row['num_heads']}/{row['num_kv_heads']}", str(row["head_dim"]),
+            str(row["block_size"]), f"{row['paged_seconds'] * 1e6:,.0f}", speed, f"{row['ratio']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    if bandwidth:
+        console.print(f"{report['gpu']}: a copy moves {bandwidth / 1e9:,.0f} GB/s", highlight=False)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
+              show_default="bfloat16 on a GPU, float32 on a CPU")  # fmt: skip
+@click.option("--batch", type=int, multiple=True, help="Only this batch size; can be given several times.")
+@click.option("--context", type=int, multiple=True, help="Only this context length; likewise.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write everything to this file.")
+def kernels(
+    dtype: str | None, batch: tuple[int, ...], context: tuple[int, ...], json_file: str | None
+) -> None:
+    """Measure attention through block tables against PyTorch's on contiguous K and V.
+
+    On a GPU, the Triton kernels in bytes and FLOP a second; on a CPU, the PyTorch path with one thread.
+
+    \b
+    minipaged bench kernels
+    minipaged bench kernels --batch 32 --context 4096 --json kernels.json
+    """
+    from minipaged.cli.bench import machine
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = getattr(torch, dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    wanted = [
+        shape for shape in shapes(device, kind)
+        if shape.batch in (batch or [shape.batch]) and shape.context_len in (context or [shape.context_len])
+    ]  # fmt: skip
+    if not wanted:
+        raise ValueError(f"nothing to measure with batch {list(batch)} and context {list(context)}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [measure(shape, kind, device).row() for shape in wanted]
+    finally:
+        torch.set_num_threads(threads)
+    on_gpu = device.type == "cuda"
+    report = {
+        "command": shlex.join(["minipaged", *sys.argv[1:]]),
+        "machine": machine(),
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "dtype": str(kind).removeprefix("torch."),
+        "copy_bytes_per_second": copy_bandwidth(device) if on_gpu else None,
+        "rows": rows,
+    }
+    print_table(report, Console())
+    if json_file:
+        Path(json_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
