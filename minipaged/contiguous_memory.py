@@ -1,4 +1,4 @@
-"""The traditional way behind the engine's own scheduler: one reservation per request, made when it is admitted.
+"""The traditional way behind the engine's own scheduler: one reservation per request, made at admission.
 
 Why it exists: to compare memory management and nothing else, everything else must be the same: the scheduler,
 the requests, the clock. So this class answers the questions that the scheduler asks a `BlockManager`, from an

@@ -1,4 +1,4 @@
-"""The paper's figures, made again by simulation: seven experiments, each beside the values that were published.
+"""The paper's figures, made again by simulation: seven experiments beside the values that were published.
 
 Why it exists: a figure that one can make oneself can be questioned: with other lengths, another pool, another
 machine. Only the memory differs between the systems compared here; scheduler, requests and clock are the
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import pairwise
+from typing import Any
 
 from minipaged.contiguous import Account, Buddy, account
 from minipaged.contiguous_memory import ContiguousMemory, Run
@@ -38,8 +39,8 @@ SUSTAINED = 0.2  # seconds per token; a request rate is sustained while the norm
 class Panel:
     """One panel of a figure: y over x for each series, ours, and what the paper has of the same.
 
-    kind: "bars" (beside each other), "stack", "lines", or "log" (lines over a logarithmic x). paper: values as
-    printed in the paper. band: an x range that the paper recommends.
+    kind: "bars" (beside each other), "stack", "lines", or "log" (lines over a logarithmic x). paper: values
+    as printed in the paper. band: an x range that the paper recommends.
     """
 
     title: str
@@ -90,15 +91,14 @@ class Bench:
 
     def scheduler(self, system: str) -> Scheduler:
         """The engine's scheduler over the memory of one of the `SYSTEMS`."""
-        memory = (
-            paged_memory(
-                self.num_slots // self.block_size, self.block_size, enable_prefix_caching=self.enable_prefix_caching,
-                num_cpu_blocks=8 * self.num_slots // self.block_size if self.preemption_mode == "swap" else 0,
-            )
-            if SYSTEMS[system] == "paged"
-            else ContiguousMemory(Buddy(self.num_slots), SYSTEMS[system], self.max_model_len)
-        )  # fmt: skip
-        return Scheduler(memory, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, self.preemption_mode)  # type: ignore[arg-type]
+        memory: Any
+        if SYSTEMS[system] == "paged":
+            num_blocks = self.num_slots // self.block_size
+            num_cpu_blocks = 8 * num_blocks if self.preemption_mode == "swap" else 0
+            memory = paged_memory(num_blocks, self.block_size, num_cpu_blocks, self.enable_prefix_caching)
+        else:
+            memory = ContiguousMemory(Buddy(self.num_slots), SYSTEMS[system], self.max_model_len)
+        return Scheduler(memory, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, self.preemption_mode)
 
     def run(
         self,
@@ -270,7 +270,7 @@ def sustained_rate(curve: Points, limit: float = SUSTAINED) -> float:
     points = [(float(rate), latency) for rate, latency in curve.items()]
     if points[0][1] >= limit:
         return 0.0
-    for (rate, latency), (next_rate, next_latency) in zip(points, points[1:], strict=False):
+    for (rate, latency), (next_rate, next_latency) in pairwise(points):
         if next_latency >= limit:
             return rate + (next_rate - rate) * (limit - latency) / (next_latency - latency)
     return points[-1][0]
@@ -382,8 +382,8 @@ def figure_18b(num_requests: int = 600, trace: Sequence[TraceRow] | None = None)
 
 
 def figure_19(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -> PaperFigure:
-    """Swap or recompute, by block size: what one preemption of 256 tokens costs, and whole runs at 90 % of the
-    rate that blocks of 16 can serve.
+    """Swap or recompute, by block size: what one preemption of 256 tokens costs, and whole runs at 1.2 times
+    the rate at which blocks of 16 serve a full queue to its end.
 
     As in the paper, swapping small blocks is slow, since every copy has to be started, K and V of every layer
     by itself; and recomputing doesn't care. The paper finds both alike for blocks of 16 to 64 (the band), and

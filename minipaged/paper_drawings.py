@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minipaged.draw import INK, PALETTE, WIDTH
-from minipaged.paper import PaperFigure, Panel
+from minipaged.paper import Panel, PaperFigure
 
 _MARK: dict[str, Any] = {
     "marker": "D", "color": INK, "markeredgecolor": "white", "linestyle": "", "markersize": 7, "zorder": 5,

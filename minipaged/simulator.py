@@ -1,8 +1,8 @@
-"""A serving simulator: the scheduler and the memory are the engine's own, time is a formula, tokens are made up.
+"""A serving simulator: scheduler and memory are the engine's own, time is a formula, tokens are made up.
 
 Why it exists: who runs when, and who waits for memory, does not depend on what the tokens say. So hours of
-traffic for a large model on a large GPU can be replayed on a laptop, with the very code that would manage the
-memory there. What it leaves out: the formula (`cost_model.py`), and therefore everything that a formula leaves
+traffic for a large model on a large GPU can be replayed on a laptop, with the very code that would manage
+the memory there. What it leaves out: the formula (`cost_model.py`), and so everything that a formula leaves
 out; whoever shows numbers from here has to state it. It imports no PyTorch. Chapter 13.
 """
 

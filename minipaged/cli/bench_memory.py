@@ -27,6 +27,7 @@ from minipaged.contiguous import next_power_of_two
 from minipaged.paper import NUM_SLOTS, SYSTEMS, Bench, Lengths, lengths_of
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+NAMES = dict(zip(SYSTEMS, ("reserve the maximum", "power of two", "oracle", "paged"), strict=True))
 
 
 def tail_waste(lengths: Iterable[tuple[int, int]], block_size: int) -> float:
@@ -66,7 +67,7 @@ def memory(trace: str | None, requests: int, slots: int | None, json_file: str |
     for system in SYSTEMS:
         outcome = bench.full_queue(system, lengths[:requests])
         held = 1 - outcome.shares["free"]
-        rows[system] = {
+        rows[NAMES[system]] = {
             "requests_at_once": outcome.num_running,
             "used": outcome.shares["used"],
             "wasted": held - outcome.shares["used"],
@@ -84,7 +85,7 @@ def print_memory(report: Report, num_lengths: int, console: Console) -> None:
     table = Table(
         "", "requests at once", "times", "slots with a token", "wasted", box=SIMPLE_HEAD, pad_edge=False
     )
-    least = report["systems"]["Orca (Max)"]["requests_at_once"]
+    least = report["systems"]["reserve the maximum"]["requests_at_once"]
     for system, row in report["systems"].items():
         at_once = row["requests_at_once"]
         numbers = ("-", "-") if at_once is None else (f"{at_once:.2f}", f"{at_once / least:.2f}")
@@ -187,13 +188,15 @@ def _chats(llms: dict[str, Any], text: list[int], num_chats: int, num_turns: int
 def print_prefix(report: Report, console: Console) -> None:
     """Some lines."""
     options, first, chats = report["options"], report["first_token"], report["chats"]
+    cold, cached = median(first["cold"]), median(first["cached"])
+    off, on = chats["off"], chats["on"]
     lines = [
         f"{options['model']}, {options['dtype']}, {options['threads']} threads",
-        f"first token behind {options['system_prompt']} tokens: cold {median(first['cold']):.3f} s, cached "
-        f"{median(first['cached']):.3f} s, {report['first_token_ratio']:.2f} x (median of {len(first['cold'])})",
-        f"{options['chats']} chats of {options['turns']} turns: cache off {chats['off']['seconds']:.1f} s, on "
-        f"{chats['on']['seconds']:.1f} s, {report['chats_ratio']:.2f} x; last turn's first token "
-        f"{chats['off']['first_token'][-1]:.3f} s and {chats['on']['first_token'][-1]:.3f} s",
+        f"first token behind {options['system_prompt']} tokens: cold {cold:.3f} s, cached {cached:.3f} s, "
+        f"{report['first_token_ratio']:.2f} x (median of {options['rounds']})",
+        f"{options['chats']} chats of {options['turns']} turns: cache off {off['seconds']:.1f} s, on "
+        f"{on['seconds']:.1f} s, {report['chats_ratio']:.2f} x",
+        f"the last turn's first token: {off['first_token'][-1]:.3f} s and {on['first_token'][-1]:.3f} s",
         "the answers are the same",
     ]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

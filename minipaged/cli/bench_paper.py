@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.cli.bench_report import begin_report, json_option, write_report
-from minipaged.paper import FIGURES, PaperFigure, Panel
+from minipaged.paper import FIGURES, Panel, PaperFigure
 from minipaged.traces import TraceRow, load_azure, load_mooncake
 
 

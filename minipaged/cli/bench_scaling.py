@@ -64,7 +64,7 @@ def scheduling_seconds(
 
 
 def engine_seconds(batch: int, context: int, tries: int = 5) -> float:
-    """The same for the whole engine, with the tiny model's own time taken out: batching, sampling, outputs."""
+    """The same for the whole engine, without the tiny model's own time: batching, sampling, outputs."""
     from minipaged import LLM
 
     llm = LLM("tiny", device="cpu", num_blocks=batch * (context // 16 + 8), max_num_seqs=batch,

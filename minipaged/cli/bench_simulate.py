@@ -1,4 +1,4 @@
-"""`minipaged bench replay` and `bench calibrate`: a trace served in virtual time, and this machine's constants.
+"""`minipaged bench replay`, a trace served in virtual time; `bench calibrate`, this machine's constants.
 
 What it leaves out: the simulator (`minipaged/simulator.py`) and the formula for time
 (`minipaged/cost_model.py`).
@@ -108,9 +108,10 @@ def print_replay(report: Report, console: Console) -> None:
     """Some lines."""
     ttft, gaps = report["first_token"], report["between_tokens"]
     lines = [
-        f"{report['requests']:,} requests, {report['prompt_tokens']:,} tokens in, {report['output_tokens']:,} out",
-        f"simulated: {report['model']['name']} on {report['device']['name']}, {report['num_blocks']:,} blocks of "
-        f"{report['options']['block_size']}",
+        f"{report['requests']:,} requests, {report['prompt_tokens']:,} tokens in, "
+        f"{report['output_tokens']:,} out",
+        f"simulated: {report['model']['name']} on {report['device']['name']}, "
+        f"{report['num_blocks']:,} blocks of {report['options']['block_size']}",
         f"  {report['virtual_seconds']:,.0f} s of virtual time, {report['steps']:,} steps, "
         f"{report['preemptions']:,} preemptions",
         f"  {report['output_tokens_per_second']:,.0f} output tokens/s, "
