@@ -17,7 +17,13 @@ from typing import Any
 from minipaged.contiguous import Account, Buddy, account
 from minipaged.contiguous_memory import ContiguousMemory, Run
 from minipaged.cost_model import A100_40GB, LLAMA_13B, OPT_13B, CostModel, ModelShape
-from minipaged.course.sharing_replay import MEAN_LENGTHS, PAPER_SAVINGS, lengths_like, replay_savings
+from minipaged.course.sharing_replay import (
+    MEAN_LENGTHS,
+    PAPER_SAVINGS,
+    lengths_like,
+    lengths_with_means,
+    replay_savings,
+)
 from minipaged.preemption import swap_seconds
 from minipaged.scheduler import Scheduler
 from minipaged.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
@@ -318,7 +324,7 @@ def figure_16(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
     """
     if trace is not None:
         raise ValueError("figure 16 needs a shared prefix, which a trace of lengths doesn't have")
-    sentences = lengths_like(TRANSLATION, num_requests)
+    sentences = lengths_with_means(TRANSLATION, num_requests)
     panels, speed_ups = (
         [],
         Panel(

@@ -117,7 +117,7 @@ class SimulatedEngine:
             if branch.num_uncomputed_tokens == 0:
                 ready.setdefault(request, []).append(branch)
         for request, branches in ready.items():
-            n = request.params.n
+            n = request.max_num_seqs
             if len(request.sequences) < n:  # its first token: the branches part here
                 request.sequences += [branches[0].fork(index) for index in range(1, n)]
                 branches = request.sequences

@@ -41,7 +41,7 @@ def tail_waste(lengths: Iterable[tuple[int, int]], block_size: int) -> float:
 
 
 @click.command(context_settings={"show_default": True})
-@trace_option("Lengths from this trace; without it they are generated, with ShareGPT's means.")
+@trace_option
 @click.option("--requests", type=click.IntRange(10), default=600, help="That compete for the memory.")
 @click.option("--slots", type=click.IntRange(1), help="Tokens that the memory holds.",
               show_default="the paper's 15,700; or 4 of the longest request")  # fmt: skip

@@ -19,22 +19,23 @@ from minipaged.cli.bench_report import begin_report, json_option, write_report
 from minipaged.paper import FIGURES, Panel, PaperFigure
 from minipaged.traces import TraceRow, load_azure, load_mooncake
 
+trace_option = click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Requests from Azure's CSV or Mooncake's JSON lines; without it they are generated.",
+)
+
 
 def load_trace(path: str) -> list[TraceRow]:
     """A trace in either public format: JSON lines are Mooncake's, everything else is read as Azure's CSV."""
     return load_mooncake(path) if Path(path).suffix == ".jsonl" else load_azure(path)
 
 
-def trace_option(help: str) -> click.decorators.FC:  # type: ignore[valid-type]
-    """--trace PATH, for every command that can do with a reader's own requests."""
-    return click.option("--trace", type=click.Path(exists=True, dir_okay=False), help=help)  # type: ignore
-
-
 @click.command(context_settings={"show_default": True})
 @click.option("--figure", "number", type=click.Choice(list(FIGURES)), required=True, help="Of the paper.")
 @click.option("--requests", type=click.IntRange(10), show_default="as many as the figure needs",
               help="Of each run; more take longer and scatter less.")  # fmt: skip
-@trace_option("Lengths from this trace (Azure's CSV or Mooncake's JSON lines) instead of generated ones.")
+@trace_option
 @json_option
 @click.option("--png", type=click.Path(dir_okay=False), help="Draw the figure into this file.")
 def paper(

@@ -26,7 +26,7 @@ from minipaged.traces import TraceRow, synthetic
 
 
 @click.command(context_settings={"show_default": True})
-@trace_option("The requests; without it they are generated, fitted to Azure's chat service.")
+@trace_option
 @click.option("--requests", type=click.IntRange(1), help="The first so many.", show_default="all, or 2000")
 @click.option("--rate", type=float, help="Poisson arrivals, so many a second.", show_default="as recorded")
 @click.option("--device", type=click.Choice([*DEVICES, "here"]), default="a100", help="here: this machine.")
