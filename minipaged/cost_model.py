@@ -89,7 +89,8 @@ DEVICES = {"a100": A100_40GB, "h100": H100}
 @dataclass(frozen=True)
 class ModelShape:
     """What of a model matters here. num_parameters: of all matrices that a token is multiplied with.
-    kernels_per_layer: launches; about ten where small operators are fused."""
+    num_looked_up: those in memory besides, of the input embedding. kernels_per_layer: launches; about ten
+    where small operators are fused."""
 
     name: str
     num_parameters: int
@@ -99,10 +100,17 @@ class ModelShape:
     head_dim: int
     itemsize: int = 2
     kernels_per_layer: int = 10
+    num_looked_up: int = 0
 
     @property
     def weight_bytes(self) -> int:
+        """What every step reads."""
         return self.num_parameters * self.itemsize
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the weights take in memory."""
+        return (self.num_parameters + self.num_looked_up) * self.itemsize
 
     @property
     def kv_bytes(self) -> int:
@@ -123,10 +131,14 @@ class ModelShape:
 # 12 · layers · hidden² and the output matrix: OPT-13B 40 · 12 · 5120² + 50,272 · 5120. LLaMA-13B (its
 # feed-forward part is 13,824 wide, three matrices), Llama-3-8B (14,336 wide, 128,256 words).
 OPT_13B = ModelShape("OPT-13B", 12_840_304_640, 40, 40, 40, 128)
-LLAMA_13B = ModelShape("LLaMA-13B", 40 * (4 * 5120**2 + 3 * 5120 * 13_824) + 32_000 * 5120, 40, 40, 40, 128)
+LLAMA_13B = ModelShape(
+    "LLaMA-13B", 40 * (4 * 5120**2 + 3 * 5120 * 13_824) + 32_000 * 5120, 40, 40, 40, 128,
+    num_looked_up=32_000 * 5120,
+)  # fmt: skip
 LLAMA3_8B = ModelShape(
-    "Llama-3-8B", 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 128_256 * 4096, 32, 32, 8, 128
-)
+    "Llama-3-8B", 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 128_256 * 4096, 32, 32, 8, 128,
+    num_looked_up=128_256 * 4096,
+)  # fmt: skip
 MODELS = {"opt-13b": OPT_13B, "llama-13b": LLAMA_13B, "llama-3-8b": LLAMA3_8B}
 
 

@@ -25,7 +25,7 @@ from minipaged.course.sharing_replay import (
     replay_savings,
 )
 from minipaged.preemption import swap_seconds
-from minipaged.scheduler import Scheduler
+from minipaged.scheduler import Schedule, Scheduler
 from minipaged.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
 from minipaged.traces import TraceRow
 
@@ -113,19 +113,18 @@ class Bench:
         prompt: Callable[[TraceRow, int], list[int]] | None = None,
     ) -> Outcome:
         """Serve the rows with one system."""
-        engine = SimulatedEngine(self.scheduler(system), self.cost.step_seconds)
-        sums, before = [0.0] * (len(Account._fields) + 2), 0.0
+        price = self.cost.step_seconds
+        sums = [0.0] * (len(Account._fields) + 2)
 
-        def watch() -> None:
-            nonlocal before
+        def step_seconds(step: Schedule) -> float:
+            seconds = price(step)
             if engine.scheduler.waiting:
-                seconds = engine.now - before
-                slots = _account(engine)
-                for index, value in enumerate((*slots, len(engine.scheduler.running), 1)):
+                for index, value in enumerate((*_account(engine), len(engine.scheduler.running), 1)):
                     sums[index] += seconds * value
-            before = engine.now
+            return seconds
 
-        served = serve(engine, rows, watch, prompt)
+        engine = SimulatedEngine(self.scheduler(system), step_seconds)
+        served = serve(engine, rows, prompt)
         *slots, running, seconds = sums
         shares = {
             name: total / max(1e-9, seconds * self.num_slots)

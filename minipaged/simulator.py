@@ -167,11 +167,11 @@ class Served:
 def serve(
     engine: SimulatedEngine,
     rows: Iterable[TraceRow],
-    watch: Callable[[], None] | None = None,
     prompt: Callable[[TraceRow, int], list[int]] | None = None,
 ) -> Served:
-    """Serve requests as they arrive, to the last token. watch: called after every step. prompt: the token ids
-    of a row and its number, else those of `prompt_tokens`.
+    """Serve requests as they arrive, to the last token.
+
+    prompt: the token ids of a row and its number; else `prompt_tokens`.
 
     ValueError if a request was given up because the memory cannot hold it: its latency would flatter.
     """
@@ -198,8 +198,6 @@ def serve(
             )
         step_tokens.append(step.num_tokens)
         num_preempted += len(step.preempted)
-        if watch is not None:
-            watch()
     return Served([row.arrival_s for row in rows], token_times, step_tokens, num_preempted, engine.now)
 
 

@@ -51,11 +51,11 @@ def replay(json_file: str | None, **options: Any) -> None:
     rows = _requests(options["trace"], options["requests"], options["rate"])
     model = MODELS[options["model"]]
     device = Device.measure() if options["device"] == "here" else DEVICES[options["device"]]
-    pool_bytes = 0.9 * options["memory_gb"] * 1e9 - model.weight_bytes
+    pool_bytes = 0.9 * options["memory_gb"] * 1e9 - model.resident_bytes
     num_blocks = int(pool_bytes // (options["block_size"] * model.kv_bytes))
     if num_blocks < 1:
         raise click.ClickException(
-            f"{model.name} has {model.weight_bytes / 1e9:.1f} GB of weights: nothing of "
+            f"{model.name} has {model.resident_bytes / 1e9:.1f} GB of weights: nothing of "
             f"{options['memory_gb']:g} GB is left for K and V"
         )
     manager = paged_memory(num_blocks, options["block_size"], enable_prefix_caching=options["prefix_caching"])
