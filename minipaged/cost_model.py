@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 
-from minipaged.block_table import blocks_for
 from minipaged.config import ModelConfig
 from minipaged.kv_memory import bytes_per_token
 from minipaged.scheduler import Schedule
@@ -202,13 +201,13 @@ class CostModel:
 
     def step_seconds(self, step: Schedule) -> float:
         """The time of a step: what a `SimulatedEngine` asks for."""
-        num_pairs = num_read = num_blocks = 0
+        num_tokens = num_pairs = num_read = num_blocks = 0
         for _, branch, slots in step.work:
             num_new, context_len = len(slots), branch.num_computed_tokens
+            num_tokens += num_new
             num_pairs += num_new * context_len - num_new * (num_new - 1) // 2
             num_read += context_len
-            num_blocks += blocks_for(context_len, self.block_size)
+            num_blocks += -(-context_len // self.block_size)
         num_swapped = len(step.swap_in) + len(step.swap_out)
-        return self.price(
-            step.num_tokens, num_pairs, num_read, num_blocks, len(step.copies), num_swapped
-        ).seconds
+        price = self.price(num_tokens, num_pairs, num_read, num_blocks, len(step.copies), num_swapped)
+        return price.seconds

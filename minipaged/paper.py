@@ -189,8 +189,7 @@ def figure_2(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -
     The requests are all there from the start, and the shares are means over the time in which somebody
     waits. What differs from the paper: the lengths are made up (two means are known). What the buddy system
     rounds up is internal here and external in the paper, so only the share that holds tokens is comparable.
-    vLLM's is lower here by what is free: a pool that is empty to the last block would have to preempt at
-    once, and after a preemption nobody is admitted in the same step.
+    What is free in vLLM's pool is too little for the request at the head of the queue.
     """
     name, lengths = next(iter(data_sets(num_requests, trace).items()))
     shares = {system: Bench().full_queue(system, lengths).shares for system in SYSTEMS}
@@ -209,12 +208,12 @@ def figure_2(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -
 def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -> PaperFigure:
     """How many requests are served at once: ShareGPT at 2 requests a second, Alpaca at 30.
 
-    With a full queue memory alone decides, and the first three systems come close to the paper. vLLM's
-    number depends on more. On Alpaca the paper's engine held 132 at once, where there is room for more than
-    190: its requests did not come fast enough to fill it, or its steps were slow. Here a request that has
-    been let in beside 190 others often has to give way again, since admission looks at the prompt alone. At
-    the paper's rates nobody waits here in the better systems: an A100 at 80 % of its peaks, with one launch
-    cost and no Python between the steps, is faster than the paper's engine was, so requests leave sooner.
+    With a full queue memory alone decides, and the three traditional ways come within some per cent of the
+    paper's. vLLM's number on Alpaca doesn't: the paper has 132 at once where there is room for more than 190,
+    so its requests did not come fast enough to fill the memory. Here admission looks at the prompt alone, so
+    the pool is filled to the brim and many give way again later. At the paper's rates nobody waits here in
+    the better systems: an A100 at 80 % of its peaks, with one launch cost and no Python between the steps, is
+    faster than the paper's engine was, so requests leave sooner, and fewer are there at once.
     """
     paper = {"ShareGPT": (2.0, (7.00, 9.81, 13.62, 30.42)), "Alpaca": (30.0, (7.00, 43.24, 72.75, 132.44))}
     panels = []
@@ -292,8 +291,8 @@ def figure_15(num_requests: int = 40, trace: Sequence[TraceRow] | None = None) -
     """Blocks saved by sharing: parallel sampling and beam search.
 
     The paper has traces of real conversations; here are lengths with the same means. Beams come from a random
-    model, which is unsure of everything: its best beams descend from fewer ancestors than those of a real
-    one, and share more. Chapter 06 takes this apart.
+    model, in which every beam draws its continuations alike, and share more than the paper's. Chapter 06
+    takes this apart.
     """
     if trace is not None:
         raise ValueError("figure 15 knows the paper's two data sets only")
@@ -370,8 +369,8 @@ def figure_18b(num_requests: int = 600, trace: Sequence[TraceRow] | None = None)
     suffers more from small blocks than the formula says, since it also gives a block's threads too little to
     do; and it doesn't print the rates.
     """
-    panels = []
     bands = {"ShareGPT": (16.0, 128.0), "Alpaca": (16.0, 32.0)}
+    panels = []
     for name, lengths in data_sets(num_requests, trace).items():
         rate = 1.2 * len(lengths) / Bench().full_queue("vLLM", lengths).served.seconds
         rows = poisson(lengths, rate)

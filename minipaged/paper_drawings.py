@@ -34,9 +34,12 @@ def draw_paper_figure(figure: PaperFigure) -> Figure:
         else:
             _draw_lines(ax, panel)
         ax.set_ylim(bottom=0)
-        handles, labels = ax.get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))  # one entry for all of the paper's marks
-        ax.legend(unique.values(), unique.keys(), frameon=False, fontsize=8)
+    shown = {}  # label → what it looks like; the same in all panels
+    for ax in axes:
+        shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    drawing.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
+    )
     drawing.set_label(describe(figure))
     return drawing
 

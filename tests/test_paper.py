@@ -18,7 +18,7 @@ from minipaged.paper import SYSTEMS, Bench, figure_2, figure_15, lengths_from, l
 from minipaged.paper_drawings import draw_paper_figure
 from minipaged.traces import TraceRow, load_azure
 from tests.test_traces import find_trace
-from tools.results import FOLDER, page
+from tools.results import FOLDER, RUNS, page
 
 
 def run(*arguments: str) -> str:
@@ -175,3 +175,11 @@ def test_the_scaling_picture_says_its_slopes() -> None:
 
 def test_the_page_of_results_is_up_to_date() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == page(FOLDER), "run python tools/results.py"
+
+
+def test_every_run_of_the_page_is_a_command() -> None:
+    for name, command in RUNS.items():
+        subcommand, *options = command.split()
+        assert subcommand in bench.commands, name
+        known = {option for parameter in bench.commands[subcommand].params for option in parameter.opts}
+        assert {option for option in options if option.startswith("--")} <= known, name

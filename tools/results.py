@@ -2,6 +2,8 @@
 
     python tools/results.py            writes the page
     python tools/results.py --check    fails if the page is out of date
+    python tools/results.py --run      runs the commands of `RUNS` first, each into its file
+    python tools/results.py --run paper-2 soak
 
 Every file was written by `minipaged bench … --json FILE`, and says by which command, on which machine and
 when. A picture of the same name (`--png`) is shown above its numbers. Left out: judging the numbers.
@@ -10,6 +12,8 @@ when. A picture of the same name (`--png`) is shown above its numbers. Left out:
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +25,21 @@ INTRODUCTION = """# Results
 Each section is one run of one command, made from the JSON file that it wrote. Times of simulated machines are
 computed from their data sheets and never measured; where the paper has a value it stands beside ours.
 """
+# The name of a file → the command that writes it. {traces}: the folder $MINIPAGED_TRACES, with Azure's trace.
+CHATS = "{traces}/AzureLLMInferenceTrace_conv.csv"
+RUNS = {
+    **{
+        f"paper-{number}": f"paper --figure {number}" for number in ("2", "12", "13", "15", "16", "18b", "19")
+    },
+    "replay-azure-conv": f"replay --trace {CHATS}",
+    "memory-sharegpt": "memory",
+    "memory-azure-conv": f"memory --trace {CHATS}",
+    "prefix": "prefix",
+    "calibrate": "calibrate",
+    "scaling": "scaling",
+    "soak": "soak",
+}
+WITH_PICTURE = ("paper", "scaling")
 Report = dict[str, Any]
 Row = list[str]
 
@@ -189,7 +208,20 @@ KINDS: dict[str, tuple[Callable[[Report], str], Callable[[Report], Iterator[str]
 }  # fmt: skip
 
 
+def run(names: list[str]) -> None:
+    """Run commands of `RUNS`, all of them if none is named, one after the other."""
+    if unknown := set(names) - RUNS.keys():
+        sys.exit(f"there is no run {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
+    for name in names or RUNS:
+        arguments = RUNS[name].format(traces=os.environ.get("MINIPAGED_TRACES", ".")).split()
+        picture = ["--png", f"{name}.png"] if arguments[0] in WITH_PICTURE else []
+        command = [sys.executable, "-m", "minipaged", "bench", *arguments, "--json", f"{name}.json", *picture]
+        subprocess.run(command, cwd=FOLDER, check=True)
+
+
 def main() -> None:
+    if "--run" in sys.argv[1:]:
+        run([argument for argument in sys.argv[1:] if argument != "--run"])
     target, text = FOLDER / "README.md", page(FOLDER)
     if "--check" not in sys.argv[1:]:
         target.write_text(text, encoding="utf-8")

@@ -41,7 +41,9 @@ def machine() -> Report:
 
 def begin_report(kind: str, options: Report) -> Report:
     """Example: `begin_report("soak", {"requests": 100})` has "kind", "command", "machine" and "options"."""
-    command = shlex.join(["minipaged", *sys.argv[1:]])
+    # Where a file lies on this machine is nobody's business: its name is enough.
+    arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
+    command = shlex.join(["minipaged", *arguments])
     return {"kind": kind, "command": command, "machine": machine(), "options": options}
 
 
