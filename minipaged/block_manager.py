@@ -97,7 +97,7 @@ class BlockManager:
 
     def fork_ready(self, request: Request) -> None:
         """Start the branches of a recomputed request whose common prefix has been stored by now."""
-        for seq in request.live:
+        for seq in request.sequences:
             if seq.fork_of is not None:
                 parent, shared = seq.fork_of
                 if parent.table is not None and parent.table.num_tokens >= shared:
@@ -112,6 +112,9 @@ class BlockManager:
         Three branches that share one half-filled block and all write need 2 copies: the last owner writes in
         place.
         """
+        if len(work) == 1:  # nearly always, and then its table knows
+            seq, num_tokens = work[0]
+            return self._table(seq).blocks_needed(num_tokens)
         needed = 0
         writers: Counter[int] = Counter()
         users: dict[int, int] = {}
@@ -126,8 +129,7 @@ class BlockManager:
 
     def append(self, work: list[tuple[Sequence, int]]) -> list[Append]:
         """Take slots for every sequence's new tokens, or for none of them (`OutOfBlocks`)."""
-        needed = self.blocks_needed(work)
-        if needed > self.allocator.num_free:
+        if len(work) > 1 and (needed := self.blocks_needed(work)) > self.allocator.num_free:
             raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
         return [self._table(seq).append(num_tokens) for seq, num_tokens in work]
 

@@ -140,8 +140,9 @@ class Request:
         """
         live = self.live
         if len(live) == 1:
-            work = [(live[0], min(live[0].num_uncomputed_tokens, budget))]
-        elif all(seq.num_uncomputed_tokens == 1 for seq in live):
+            num_tokens = min(live[0].num_uncomputed_tokens, budget)
+            return [(live[0], num_tokens)] if num_tokens > 0 else []
+        if all(seq.num_uncomputed_tokens == 1 for seq in live):
             work = [(seq, 1) for seq in live] if len(live) <= budget else []
         else:
             work = []

@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from heapq import heapreplace
+from typing import NamedTuple
 
 from minipaged.block_manager import BlockManager, Copies
 from minipaged.errors import check_int
 from minipaged.request import Request, Sequence
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """One sequence's part of a step: its next len(slots) tokens, whose K/V goes to these slots."""
 
     request: Request

@@ -116,8 +116,8 @@ def test_the_report_says_everything_that_was_measured_and_on_what(tmp_path: Path
     text, report = serve("--model", "tiny", *SMALL, "--engine-cost", "--rss-requests", "20",
                          json_file=tmp_path / "bench.json")  # fmt: skip
     assert report.keys() == {
-        "command", "machine", "options", "weight_bytes", "prompt_lens", "output_lens", "rounds", "engines",
-        "step", "step_by_batch", "rss_by_tenth",
+        "kind", "command", "machine", "options", "weight_bytes", "prompt_lens", "output_lens", "rounds",
+        "engines", "step", "step_by_batch", "rss_by_tenth",
     }  # fmt: skip
     assert report["machine"].keys() == {"cpu", "cores", "system", "python", "torch", "date"}
     assert report["options"]["threads"] == 1 and report["options"]["prompt_tokens"] == [4, 20]

@@ -9,19 +9,12 @@ What it leaves out: requests that arrive over time, latency, GPUs. How each engi
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
 import random
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from importlib.util import find_spec
-from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
 from typing import Any
@@ -34,6 +27,11 @@ from rich.table import Table
 
 from minipaged.cli.bench_engines import ENGINES, EngineProcess, Result, Setup, TokenIds
 from minipaged.cli.bench_kernels import kernels
+from minipaged.cli.bench_memory import memory, prefix
+from minipaged.cli.bench_paper import paper
+from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
+from minipaged.cli.bench_scaling import scaling, soak
+from minipaged.cli.bench_simulate import calibrate, replay
 from minipaged.config import ModelConfig
 from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token
@@ -42,7 +40,6 @@ from minipaged.weights import expected_shapes
 
 Range = tuple[int, int]
 Serve = Callable[[list[TokenIds], list[int]], Result]
-Report = dict[str, Any]
 
 COST_BATCHES = (1, 4, 16)
 SHORTHANDS = {"hf": ["hf-padded", "hf-static", "hf-cb"]}
@@ -128,21 +125,6 @@ def rss_through(serve: Serve, text: TokenIds, requests: int) -> list[int | None]
     return [workload.served_by(serve)["rss_bytes"] for workload in workloads]
 
 
-def machine() -> Report:
-    """What the numbers were measured on, and when."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
 def measure(
     vs: list[str], model: str, dtype: str, threads: int, requests: int, prompt_tokens: Range,
     output_tokens: Range, seed: int, rounds: int, block_size: int, num_blocks: int, engine_cost: bool,
@@ -173,10 +155,7 @@ def measure(
         batches = {n: Workload.draw(text, n, (16, 16), (64, 64), seed) for n in COST_BATCHES if engine_cost}
         costs = {n: step_cost([batch.served_by(ours)]) for n, batch in batches.items()}
         rss = rss_through(ours, text, rss_requests) if rss_requests else []
-    return {
-        "command": shlex.join(["minipaged", *sys.argv[1:]]),
-        "machine": machine(),
-        "options": options,
+    return begin_report("serve", options) | {
         "weight_bytes": num_weights * getattr(torch, dtype).itemsize,
         "prompt_lens": list(map(len, workload.prompts)),
         "output_lens": workload.max_tokens,
@@ -283,7 +262,7 @@ bench.add_command(kernels)
 @click.option("--num-blocks", type=click.IntRange(1), default=512)
 @click.option("--engine-cost", is_flag=True, help="Also the engine's own time per step at batch 1, 4 and 16.")
 @click.option("--rss-requests", type=click.IntRange(10), help="Also RAM through that many short requests.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write everything to this file.")
+@json_option
 @click.option("--vllm-python", envvar="MINIPAGED_VLLM_PYTHON", type=click.Path(exists=True, dir_okay=False),
               help="The Python of vLLM's own environment; or set MINIPAGED_VLLM_PYTHON.")  # fmt: skip
 def serve(json_file: str | None, **options: Any) -> None:
@@ -311,5 +290,8 @@ def serve(json_file: str | None, **options: Any) -> None:
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     print_report(report, Console())
-    if json_file:
-        Path(json_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(report, json_file)
+
+
+for command in (paper, replay, calibrate, memory, prefix, scaling, soak):
+    bench.add_command(command)

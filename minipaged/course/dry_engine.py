@@ -1,4 +1,4 @@
-"""An engine without a model: the scheduler and the memory are real, every token is made up.
+"""The simulated engine, driven by name and answering in plain data: for graders and notebooks.
 
 Why it exists: who runs when, and with how many tokens, does not depend on what the tokens say. So a scheduler
 can be judged, step by step and in plain data, without PyTorch. What it leaves out: time
@@ -9,29 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from minipaged.block_allocator import BlockAllocator
-from minipaged.block_manager import BlockManager
-from minipaged.block_table import BlockTable
-from minipaged.copy_on_write import CopyOnWrite
-from minipaged.detokenizer import Detokenizer
 from minipaged.params import SamplingParams
-from minipaged.preemption import Preemption
-from minipaged.prefix_cache import PrefixCache
-from minipaged.request import Request, Sequence
-from minipaged.scheduler import Schedule, Scheduler
-from minipaged.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from minipaged.parts import Parts
-
-# What BlockManager needs of `Parts`, without the parts that import PyTorch.
-PARTS = SimpleNamespace(
-    block_allocator=BlockAllocator, block_table=BlockTable, copy_on_write=CopyOnWrite,
-    prefix_cache=PrefixCache, preemption=Preemption,
-)  # fmt: skip
+from minipaged.request import Request
+from minipaged.scheduler import Scheduler
+from minipaged.simulator import SimulatedEngine, paged_memory
 
 
 class DryEngine:
@@ -49,25 +32,29 @@ class DryEngine:
         num_cpu_blocks: int = 0, enable_prefix_caching: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         """options: further arguments of the scheduler, by name."""
-        parts = cast("Parts", PARTS)
-        self.memory = BlockManager(parts, num_blocks, block_size, num_cpu_blocks, enable_prefix_caching)
+        self.memory = paged_memory(num_blocks, block_size, num_cpu_blocks, enable_prefix_caching)
         self.scheduler = scheduler(
             self.memory, max_num_batched_tokens, max_num_seqs, preemption_mode, **options
         )
-        self.requests: dict[str, Request] = {}
-        self._num_added = 0
-        self._detokenizer = Detokenizer(Tokenizer.byte_level())
+        self.simulated = SimulatedEngine(self.scheduler)
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """The unfinished requests, by name."""
+        return self.simulated.requests
 
     def add(
         self, name: str, prompt_len: int, max_tokens: int = 8, priority: int = 0, n: int = 1,
         arrival: int | None = None,
     ) -> None:  # fmt: skip
         """Queue a request for `n` answers of exactly `max_tokens` tokens. arrival: else after all others."""
-        self.scheduler.add(self._new_request(name, prompt_len, max_tokens, priority, n, arrival))
+        params = SamplingParams(n=n, max_tokens=max_tokens)
+        self.simulated.add_request(name, [0] * prompt_len, params, priority, arrival)
 
     def seat(self, name: str, prompt_len: int, max_tokens: int = 8, priority: int = 0, n: int = 1) -> None:
         """Put a request among the running ones, with nothing computed, as if it had been admitted."""
-        request = self._new_request(name, prompt_len, max_tokens, priority, n, None)
+        params = SamplingParams(n=n, max_tokens=max_tokens)
+        request = self.simulated.new_request(name, [0] * prompt_len, params, priority)
         self.memory.admit(request)
         self.scheduler.running.append(request)
 
@@ -87,12 +74,11 @@ class DryEngine:
 
     def step(self) -> dict[str, Any]:
         """One step. tokens: {name: tokens computed}; slots: of all of them; the rest as in `Schedule`."""
-        step = self.scheduler.schedule()
+        self.simulated.step()
+        step = self.simulated.last_step
         tokens: Counter[str] = Counter()
         for work in step.work:
             tokens[work.request.request_id] += len(work.slots)
-        self._take_in(step)
-        self.requests = {name: one for name, one in self.requests.items() if not one.is_finished}
         return {
             "tokens": dict(tokens),
             "slots": [slot for work in step.work for slot in work.slots],
@@ -117,9 +103,7 @@ class DryEngine:
 
     def abort(self, name: str) -> None:
         """End a request wherever it is."""
-        request = self.requests.pop(name)
-        self.scheduler.remove(request)
-        request.finish("abort")
+        self.simulated.abort(name)
 
     def preempt(self, name: str, swap: bool = False) -> list[tuple[int, int]]:
         """Take a running request's blocks; returns the copies that swap it out."""
@@ -134,33 +118,4 @@ class DryEngine:
         self.scheduler.restart(self.requests[name] for name in names)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
-
-    def _new_request(
-        self, name: str, prompt_len: int, max_tokens: int, priority: int, n: int, arrival: int | None
-    ) -> Request:
-        params = SamplingParams(n=n, temperature=1.0, max_tokens=max_tokens)
-        arrival = self._num_added if arrival is None else arrival
-        prompt = [0] * prompt_len
-        sequence = Sequence(list(prompt), prompt_len, self._detokenizer)
-        self._num_added = max(self._num_added, arrival + 1)
-        self.requests[name] = Request(name, None, prompt, params, priority, arrival, [sequence])
-        return self.requests[name]
-
-    def _take_in(self, step: Schedule) -> None:
-        """A token for every sequence whose tokens are all computed: 0 for a request's first branch, 1 for the
-        others, so that some have more in common than the prompt."""
-        ready: dict[Request, list[Sequence]] = {}
-        for work in step.work:
-            if work.sequence.num_uncomputed_tokens == 0:
-                ready.setdefault(work.request, []).append(work.sequence)
-        for request, sequences in ready.items():
-            if len(request.sequences) < request.max_num_seqs:  # its first token: the branches part here
-                request.sequences += [sequences[0].fork(index) for index in range(1, request.max_num_seqs)]
-                sequences = request.sequences
-            for seq in sequences:
-                seq.token_ids.append(min(seq.index, 1))
-                if seq.num_tokens - seq.num_prompt_tokens == request.params.max_tokens:
-                    seq.finish("length")
-            if request.is_finished:
-                self.scheduler.remove(request)
+        return self.simulated.has_unfinished_requests()

@@ -37,14 +37,19 @@ class Holding(NamedTuple):
 
 
 def lengths_like(name: str, num_requests: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Generated (prompt, output) lengths with the means of a data set: nothing else of it is known here.
+    """Generated (prompt, output) lengths with the means of a data set: nothing else of it is known here."""
+    return lengths_with_means(MEAN_LENGTHS[name], num_requests, seed)
+
+
+def lengths_with_means(means: tuple[float, float], num_requests: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Generated (prompt, output) lengths with these means.
 
     Both are geometric, of all distributions with that mean the one that assumes least; drawn independently,
     one from each n-th part of the distribution, so that the mean of few is right too.
     """
     rng = np.random.default_rng(seed)
     columns = []
-    for mean in MEAN_LENGTHS[name]:
+    for mean in means:
         u = (rng.permutation(num_requests) + rng.random(num_requests)) / num_requests
         columns.append(np.ceil(np.log1p(-u) / np.log1p(-1 / mean)).astype(int).clip(1).tolist())
     return list(zip(*columns, strict=True))

@@ -1,0 +1,339 @@
+"""`minipaged bench scaling` and `bench soak`: what a step costs as things grow, and whether anything is lost.
+
+Why it exists: a memory manager that is quick with ten requests may be slow with a thousand, and one that
+loses a block an hour works all morning. The first is a slope on log-log paper, 0 for flat and 1 for linear;
+the second takes a hundred thousand requests of random life.
+What it leaves out: the model's own time, which `bench serve` measures.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+
+from minipaged.block_allocator import BlockAllocator
+from minipaged.cli.bench_engines import memory as process_memory
+from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
+from minipaged.engine import Engine
+from minipaged.invariants import check_invariants
+from minipaged.params import BeamSearchParams, SamplingParams
+from minipaged.scheduler import Scheduler
+from minipaged.simulator import SimulatedEngine, paged_memory
+
+# -- what a step costs ---------------------------------------------------------------------------------------
+
+SWEEPS: dict[str, tuple[int, ...]] = {
+    "batch": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "context": (64, 256, 1_024, 4_096, 16_384),
+    "pool": (1_000, 10_000, 100_000, 1_000_000),
+    "cached": (10, 100, 1_000, 10_000, 100_000),
+}
+EXPECTED = {"batch": "linear", "context": "flat", "pool": "flat", "cached": "flat"}
+
+
+def scheduling_seconds(
+    batch: int = 8, context: int = 64, pool: int = 20_000, cached: int = 0, tries: int = 5
+) -> float:
+    """CPU seconds that scheduler and memory take for one decoding step: the best mean of 16 steps, in which
+    every sequence takes a block once. cached: blocks in the prefix cache that nobody uses."""
+    engine = SimulatedEngine(
+        Scheduler(paged_memory(pool, 16, enable_prefix_caching=cached > 0), 1 << 30, batch + 1)
+    )
+    if cached:
+        engine.add_request("cached", list(range(16 * cached)), SamplingParams(max_tokens=1))
+        engine.step()
+    for number in range(batch):
+        engine.add_request(str(number), [-1 - number] * context, SamplingParams(max_tokens=1 << 20))
+    engine.step()
+    best = float("inf")
+    for _ in range(tries):
+        started = time.process_time()
+        for _ in range(16):
+            engine.step()
+        best = min(best, (time.process_time() - started) / 16)
+    return best
+
+
+def engine_seconds(batch: int, context: int, tries: int = 5) -> float:
+    """The same for the whole engine, without the tiny model's own time: batching, sampling, outputs."""
+    from minipaged import LLM
+
+    llm = LLM("tiny", device="cpu", num_blocks=batch * (context // 16 + 8), max_num_seqs=batch,
+              max_num_batched_tokens=4096, enable_prefix_caching=False)  # fmt: skip
+    for number in range(batch):
+        params = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
+        llm.engine.add_request(str(number), [number % 256] * context, params)
+    while any(request.sequences[0].num_computed_tokens < context for request in llm.engine.requests.values()):
+        llm.engine.step()
+    best = float("inf")
+    for _ in range(tries):
+        before = llm.engine.stats()
+        for _ in range(16):
+            llm.engine.step()
+        after = llm.engine.stats()
+        own = (after.step_time - before.step_time) - (after.forward_time - before.forward_time)
+        best = min(best, own / 16)
+    return best
+
+
+def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The slope of the straight line through the points on log-log paper, over the larger half of the sizes.
+
+    >>> round(slope([1, 10, 100, 1000], [5, 5, 7, 70]), 3)      # of the last two: ten times for ten times
+    1.0
+    """
+    half = min(len(sizes) // 2, len(sizes) - 2)
+    return float(np.polyfit(np.log(sizes[half:]), np.log(seconds[half:]), 1)[0])
+
+
+# -- the allocator -------------------------------------------------------------------------------------------
+
+
+class BareIdea:
+    """Nothing but the idea: a queue of free ids and a count of users. No checks, no sharing, no revival."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free_queue, self.counts = deque(range(num_blocks)), [0] * num_blocks
+
+    def allocate(self) -> int:
+        block_id = self.free_queue.popleft()
+        self.counts[block_id] = 1
+        return block_id
+
+    def free(self, block_id: int) -> None:
+        self.counts[block_id] -= 1
+        if self.counts[block_id] == 0:
+            self.free_queue.append(block_id)
+
+
+def operations_per_second(make: Callable[[int], Any], num_blocks: int = 10_000, rounds: int = 5) -> float:
+    """`allocate` and `free`, one at a time, on a pool that is emptied and filled; the best round."""
+    pool, best = make(num_blocks), float("inf")
+    for _ in range(rounds):
+        started = time.process_time()
+        block_ids = [pool.allocate() for _ in range(num_blocks)]
+        for block_id in block_ids:
+            pool.free(block_id)
+        best = min(best, time.process_time() - started)
+    return 2 * num_blocks / best
+
+
+def bulk_operations_per_second(num_blocks: int = 10_000, rounds: int = 5) -> float:
+    """The same with `allocate_many` and `free_many`, 16 blocks a call, as a table of 256 tokens does."""
+    pool, best = BlockAllocator(num_blocks), float("inf")
+    for _ in range(rounds):
+        started = time.process_time()
+        tables = [pool.allocate_many(16) for _ in range(num_blocks // 16)]
+        for table in tables:
+            pool.free_many(table)
+        best = min(best, time.process_time() - started)
+    return 2 * (num_blocks // 16) * 16 / best
+
+
+@click.command()
+@json_option
+@click.option("--png", type=click.Path(dir_okay=False), help="Draw the curves into this file.")
+@click.option("--quick", is_flag=True, help="Only the ends of each curve: seconds, but rough slopes.")
+def scaling(json_file: str | None, png: str | None, quick: bool) -> None:
+    """Measure what a step costs against batch, context, pool and cached blocks, and the allocator alone.
+
+    A decoding step's CPU time, of scheduler and memory (no model). One or two minutes.
+    """
+    torch.set_num_threads(1)
+    curves: dict[str, dict[int, float]] = {}
+    for name, all_sizes in SWEEPS.items():
+        sizes = all_sizes[::3] if quick else all_sizes
+        more = {"pool": 200_000} if name == "cached" else {}
+        curves[name] = {size: scheduling_seconds(**{name: size, **more}) for size in sizes}
+    batches, contexts = ((8, 64), (64, 512)) if quick else ((1, 4, 16, 64, 256), (64, 256, 1024, 1800))
+    curves["batch, whole engine"] = {size: engine_seconds(size, 64) for size in batches}
+    curves["context, whole engine"] = {size: engine_seconds(8, size) for size in contexts}
+    ours, bare = operations_per_second(BlockAllocator), operations_per_second(BareIdea)
+    report = begin_report("scaling", {"quick": quick}) | {
+        "step_seconds": curves,
+        "slopes": {name: slope(list(curve), list(curve.values())) for name, curve in curves.items()},
+        "allocator": {
+            "operations_per_second": ours, "bare_idea": bare, "in_bulk": bulk_operations_per_second(),
+        },
+    }  # fmt: skip
+    print_scaling(report, Console())
+    write_report(report, json_file)
+    if png:
+        from pathlib import Path
+
+        from minipaged.draw import to_png
+
+        Path(png).write_bytes(to_png(draw_scaling(report)))
+
+
+def print_scaling(report: Report, console: Console) -> None:
+    """A line for each curve, and one for the allocator."""
+    for name, curve in report["step_seconds"].items():
+        points = ", ".join(f"{size:,}: {1e6 * seconds:,.0f} µs" for size, seconds in curve.items())
+        expected = EXPECTED[name.split(",")[0]]
+        console.print(
+            f"{name}: slope {report['slopes'][name]:.2f} ({expected} expected); {points}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    allocator = report["allocator"]
+    ours, bare, bulk = (allocator[key] for key in ("operations_per_second", "bare_idea", "in_bulk"))
+    console.print(
+        f"allocator: {ours:,.0f} operations/s one by one, {bulk:,.0f} in bulk; the bare idea {bare:,.0f}, "
+        f"{bare / ours:.1f} x and {bare / bulk:.1f} x as many",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def draw_scaling(report: Report) -> Any:
+    """A panel for each of the four sizes, log-log."""
+    from matplotlib.figure import Figure
+
+    from minipaged.draw import PALETTE, WIDTH
+
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    for ax, name in zip(figure.subplots(1, 4, sharey=True), SWEEPS, strict=True):
+        lines = {key: curve for key, curve in report["step_seconds"].items() if key.split(",")[0] == name}
+        for index, (key, curve) in enumerate(lines.items()):
+            label = "whole engine" if "," in key else "scheduler and memory"
+            values = [1e6 * seconds for seconds in curve.values()]
+            text = f"{label}: slope {report['slopes'][key]:.2f}"
+            ax.loglog(list(curve), values, color=PALETTE[index], marker="os"[index], markersize=4, label=text)
+        ax.set_xlabel({"pool": "blocks in the pool", "cached": "cached blocks"}.get(name, name))
+        ax.legend(frameon=False, fontsize=7)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("µs of CPU per step")
+    slopes = ", ".join(f"{name} {value:.2f}" for name, value in report["slopes"].items())
+    figure.set_label(f"A step's CPU time against four sizes, on log-log axes. Slopes: {slopes}.")
+    return figure
+
+
+# -- a soak --------------------------------------------------------------------------------------------------
+
+
+class Soak:
+    """Requests of random life in a pool that is too small for them, and what has happened so far.
+
+    A request is greedy, or draws up to 4 samples or beams; one in twelve is aborted at a random moment, some
+    have a priority, some begin like others. Invariants are checked after every step.
+    """
+
+    def __init__(self, preemption_mode: str, seed: int, check_every: int = 1) -> None:
+        from minipaged import LLM
+
+        self.engine: Engine = LLM(
+            "tiny", device="cpu", num_blocks=24, block_size=4, max_num_seqs=16, max_num_batched_tokens=64,
+            num_cpu_blocks=32 if preemption_mode == "swap" else 0, preemption_mode=preemption_mode, seed=seed,
+        ).engine  # fmt: skip
+        self.rng, self.check_every, self.num_added = random.Random(seed), check_every, 0
+        self.counts: Counter[str] = Counter()
+        self._swaps = 0
+
+    def run(self, num_requests: int) -> None:
+        """Serve so many more, to the last token; RuntimeError as soon as an invariant breaks."""
+        rng, target = self.rng, self.num_added + num_requests
+        while self.num_added < target or self.engine.has_unfinished_requests():
+            while self.num_added < target and len(self.engine.requests) < 24:
+                self._add()
+            if self.engine.requests and rng.random() < 1 / 40:
+                self.engine.abort(rng.choice(list(self.engine.requests)))
+                self.counts["abort"] += 1
+            for output in self.engine.step():
+                if output.finished:
+                    self.counts.update(each.finish_reason or "" for each in output.outputs)
+            step = self.engine.last_step
+            self.counts["blocks swapped"] += len(step.swap_in) + len(step.swap_out)
+            if self.engine.stats().steps % self.check_every == 0:
+                check_invariants(self.engine)
+        check_invariants(self.engine)
+
+    def _add(self) -> None:
+        rng = self.rng
+        length = rng.randint(1, 24)
+        shared = rng.random() < 0.3
+        prompt = [7] * length if shared else [rng.randrange(256) for _ in range(length)]
+        max_tokens = rng.randint(1, 12)
+        params: SamplingParams | BeamSearchParams
+        draw = rng.random()
+        if draw < 0.15:
+            params = BeamSearchParams(beam_width=rng.randint(2, 4), max_tokens=max_tokens)
+            self.counts["beam search"] += 1
+        elif draw < 0.35:
+            params = SamplingParams(n=rng.randint(2, 4), max_tokens=max_tokens)
+            self.counts["several samples"] += 1
+        else:
+            params = SamplingParams(temperature=rng.choice([0.0, 0.8]), max_tokens=max_tokens)
+        self.engine.add_request(str(self.num_added), prompt, params, priority=rng.choice([0, 0, 0, 1, 2]))
+        self.num_added += 1
+
+    def leaked(self) -> int:
+        """Blocks of both pools that are not free, though nobody is left."""
+        pools = [self.engine.memory.allocator, self.engine.memory.cpu_allocator]
+        return sum(pool.num_blocks - pool.num_free for pool in pools if pool is not None)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--requests", type=click.IntRange(20), default=100_000)
+@click.option("--seed", default=0)
+@click.option(
+    "--check-every", type=click.IntRange(1), default=1, help="Steps between checks of the invariants."
+)
+@json_option
+def soak(requests: int, seed: int, check_every: int, json_file: str | None) -> None:
+    """Serve many requests of random life with the tiny model, and look for what is lost.
+
+    Aborted, forked, beams, preempted by recompute and by swap (half of the requests each). After every step
+    the invariants are checked, and after each tenth the process's memory. 100,000 take about half an hour.
+    """
+    torch.set_num_threads(1)  # the tiny model's products are too small to share
+    started = time.process_time()
+    soaks = {mode: Soak(mode, seed, check_every) for mode in ("recompute", "swap")}
+    rss, objects = [], []
+    for _ in range(10):
+        for each in soaks.values():
+            each.run(requests // 20)
+        gc.collect()
+        rss.append(process_memory()["rss_bytes"])
+        objects.append(len(gc.get_objects()))
+    report = begin_report("soak", {"requests": requests, "seed": seed, "check_every": check_every}) | {
+        "modes": {
+            mode: {
+                "requests": each.num_added,
+                "steps": each.engine.stats().steps,
+                "preemptions": each.engine.stats().preemptions,
+                "copies": each.engine.stats().copies,
+                "leaked_blocks": each.leaked(),
+                **each.counts,
+            }
+            for mode, each in soaks.items()
+        },
+        "rss_by_tenth": rss,
+        "objects_by_tenth": objects,
+        "cpu_seconds": time.process_time() - started,
+    }
+    print_soak(report, Console())
+    write_report(report, json_file)
+
+
+def print_soak(report: Report, console: Console) -> None:
+    """Some lines."""
+    for mode, counts in report["modes"].items():
+        numbers = ", ".join(f"{name} {value:,}" for name, value in counts.items())
+        console.print(f"{mode}: {numbers}", highlight=False, soft_wrap=True)
+    sizes = ", ".join("unknown" if size is None else f"{size / 1e6:,.0f}" for size in report["rss_by_tenth"])
+    objects = ", ".join(f"{count:,}" for count in report["objects_by_tenth"])
+    console.print(f"MB after each tenth: {sizes}", highlight=False, soft_wrap=True)
+    console.print(f"Python objects after each tenth: {objects}", highlight=False, soft_wrap=True)
+    console.print(
+        f"invariants held after every {report['options']['check_every']}. step; "
+        f"{report['cpu_seconds']:,.0f} s of CPU",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
