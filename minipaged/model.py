@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.linear import Linear, padded_rows
+from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache, plan_attention
 from minipaged.weights import checked, expected_shapes
 
@@ -47,10 +48,12 @@ class Llama:
         weights: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        operators: Operators | None = None,
     ) -> None:
         """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a
         `ModelError`."""
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.operators = operators or Operators()
         tensors, layers = self._read(weights)
         self.embedding = tensors.pop("model.embed_tokens.weight")
         self.lm_head = Linear(self.embedding if config.tie_word_embeddings else tensors.pop("lm_head.weight"))
@@ -87,18 +90,20 @@ class Llama:
         T = len(batch.token_ids)
         padding = (0, padded_rows(T) - T)  # the products get more rows, which nobody uses
         cos, sin = self._rope(F.pad(batch.positions, padding))
+        ops, eps = self.operators, self.config.rms_norm_eps
         x = self.embedding[F.pad(batch.token_ids, padding)]  # [T, hidden]
+        delta = torch.zeros_like(x)  # what the last block of layers adds to x
         for index, layer in enumerate(self.layers):
-            q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
+            q, k, v = self._qkv(layer, ops.add_norm(x, delta, layer.input_norm, eps), cos, sin)
             kv_cache.write(index, k[:T], v[:T], batch.slot_mapping)
             scale = self.config.head_dim**-0.5
             context = attention(q[:T], kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
-            x += layer.o(F.pad(context.flatten(1), (0, 0, *padding)))
-            h = self._norm(x, layer.post_norm)
-            x += layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
+            delta = layer.o(F.pad(context.flatten(1), (0, 0, *padding)))
+            h = ops.add_norm(x, delta, layer.post_norm, eps)
+            delta = layer.down(ops.swish(layer.gate(h), layer.up(h)))
         R = len(batch.logits_rows)
-        last = x[F.pad(batch.logits_rows, (0, padded_rows(R) - R))]
-        return self.lm_head(self._norm(last, self.norm))[:R].float()
+        rows = F.pad(batch.logits_rows, (0, padded_rows(R) - R))
+        return self.lm_head(ops.add_norm(x[rows], delta[rows], self.norm, eps))[:R].float()
 
     def _qkv(
         self, layer: Layer, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -108,9 +113,9 @@ class Llama:
         qkv = layer.qkv(h).view(-1, H + 2 * G, D)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(qkv[:, :H], layer.q_norm), self._norm(qkv[:, H : H + G], layer.k_norm)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = self.operators.rotate(q, cos, sin), self.operators.rotate(k, cos, sin)
         else:
-            q, k = rotate(qkv[:, : H + G], cos, sin).split([H, G], dim=1)
+            q, k = self.operators.rotate(qkv[:, : H + G], cos, sin).split([H, G], dim=1)
         return q, k, qkv[:, H + G :]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -121,13 +126,6 @@ class Llama:
         """cos and sin of [T, 1, D/2], computed once a step and shared by all layers and heads."""
         angles = positions[:, None, None].float() * self.inv_freq
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al.,
-    2021)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
