@@ -24,9 +24,10 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-from minipaged import paged_attention as in_torch
+from minipaged.batch import Batch
+from minipaged.config import ModelConfig
 from minipaged.operators import Operators
-from minipaged.paged_attention import AttentionGroup
+from minipaged.paged_attention import KVCache, paged_attention
 
 MAX_ROWS = 32  # one thread does the small operators; for more rows PyTorch's, which use all, are faster
 
@@ -64,50 +65,12 @@ def _add_norm(x: Any, delta: Any, weight: Any, eps: float, out: Any) -> None:
 
 
 @compiled
-def _rotate(x: Any, cos: Any, sin: Any, out: Any) -> None:
-    T, heads, D = x.shape
-    half = D // 2
-    for t in range(T):
-        for h in range(heads):
-            for d in range(half):
-                first, second = x[t, h, d], x[t, h, d + half]
-                out[t, h, d] = first * cos[t, 0, d] - second * sin[t, 0, d]
-                out[t, h, d + half] = second * cos[t, 0, d] + first * sin[t, 0, d]
-
-
-@compiled
 def _swish(gate: Any, up: Any) -> None:
     T, width = gate.shape
     for t in range(T):
         for d in range(width):
             x = gate[t, d]
             gate[t, d] = x / (f32(1) + exp(-x)) * up[t, d]
-
-
-class CompiledOperators(Operators):
-    """`Operators` as one loop each, where there are few rows; in PyTorch where there are many."""
-
-    def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        if len(x) > MAX_ROWS:
-            return super().add_norm(x, delta, weight, eps)
-        out = torch.empty_like(x)
-        _add_norm(x.numpy(), delta.numpy(), weight.numpy(), eps, out.numpy())
-        return out
-
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        if len(x) > MAX_ROWS:
-            return super().rotate(x, cos, sin)
-        out = torch.empty(x.shape)
-        _rotate(x.numpy(), cos.numpy(), sin.numpy(), out.numpy())
-        return out
-
-    def swish(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if len(gate) > MAX_ROWS:
-            return super().swish(gate, up)
-        _swish(gate.numpy(), up.numpy())
-        return gate
 
 
 @intrinsic  # type: ignore[misc]
@@ -133,25 +96,32 @@ def _take_number(typing_context: Any, counter: Any) -> Any:
 
 @cache
 def _decode_kernel(head_dim: int, heads_per_group: int) -> Any:
-    """Attention of one new token per sequence, as a C function of one argument that several threads may run.
+    """One layer's attention of one new token per sequence, as a C function that several threads may run.
 
     Sizes that are known when it is compiled make its inner loops 2.5 times as fast as sizes that come later.
     """
-    D, R = head_dim, heads_per_group
+    D, R, half = head_dim, heads_per_group, head_dim // 2
 
     @compiled
-    def attend(
-        q: Any, k_cache: Any, v_cache: Any, block_table: Any, context_len: int, g: int, weights: Any, out: Any
-    ) -> None:
-        """The R heads of one sequence's q and out, [H, D], that share KV head g. weights: [R, context_len]."""
+    def rotate(x: Any, cos: Any, sin: Any) -> None:
+        """Turn each pair (x[i], x[i + D/2]) of x, [D], in place."""
+        for d in range(half):
+            first, second = x[d], x[d + half]
+            x[d] = first * cos[d] - second * sin[d]
+            x[d + half] = second * cos[d] + first * sin[d]
+
+    @compiled
+    def attend(q: Any, k_cache: Any, v_cache: Any, g: int, table: Any, context_len: int, out: Any) -> None:
+        """q, out: [R, D], the query heads that share KV head g. Its K and V are read once for all of them."""
         B = k_cache.shape[1]
+        weights = np.empty((R, context_len), f32)
         for t in range(context_len):
-            block, offset = block_table[t // B], t % B
+            block, offset = table[t // B], t % B
             for r in range(R):
                 score = f32(0)
                 for d in range(D):
-                    score += q[g * R + r, d] * k_cache[block, offset, g, d]
-                weights[r, t] = score
+                    score += q[r, d] * k_cache[block, offset, g, d]
+                weights[r, t] = score * f32(D**-0.5)
         for r in range(R):
             largest, total = f32(-np.inf), f32(0)
             for t in range(context_len):
@@ -162,76 +132,112 @@ def _decode_kernel(head_dim: int, heads_per_group: int) -> Any:
             for t in range(context_len):
                 weights[r, t] /= total
             for d in range(D):
-                out[g * R + r, d] = 0
+                out[r, d] = 0
         for t in range(context_len):
-            block, offset = block_table[t // B], t % B
+            block, offset = table[t // B], t % B
             for r in range(R):
                 weight = weights[r, t]
                 for d in range(D):
-                    out[g * R + r, d] += weight * v_cache[block, offset, g, d]
+                    out[r, d] += weight * v_cache[block, offset, g, d]
 
     @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
     def run(arguments: Any) -> None:
-        """Take tasks, one sequence and KV head each, until there are none. arguments: see `paged_attention`."""
-        _, S, G, N, B, M = numba.carray(arguments, 6)
-        addresses = numba.carray(arguments, 12)[6:]
-        q = numba.carray(_pointer(addresses[0]), (S, G * R, D), f32)
-        k_cache = numba.carray(_pointer(addresses[1]), (N, B, G, D), f32)
-        v_cache = numba.carray(_pointer(addresses[2]), (N, B, G, D), f32)
-        block_tables = numba.carray(_pointer(addresses[3]), (S, M), np.int64)
-        context_lens = numba.carray(_pointer(addresses[4]), (S,), np.int64)
-        out = numba.carray(_pointer(addresses[5]), (S, G * R, D), f32)
-        weights = np.empty((R, context_lens.max()), f32)
+        """Take tasks, a sequence and a KV head each, until there are none. arguments: see `CompiledOperators`.
+
+        A task stores its own K and V before it reads them; it reads no other's.
+        """
+        _, layer, rows, S, L, N, B, G, M = numba.carray(arguments, 9)
+        addresses = numba.carray(arguments, 18)[9:]
+        qkv = numba.carray(_pointer(addresses[0]), (rows, G * R + 2 * G, D), f32)
+        k_cache = numba.carray(_pointer(addresses[1]), (L, N, B, G, D), f32)[layer]
+        v_cache = numba.carray(_pointer(addresses[2]), (L, N, B, G, D), f32)[layer]
+        slot_mapping = numba.carray(_pointer(addresses[3]), (S,), np.int64)
+        block_tables = numba.carray(_pointer(addresses[4]), (S, M), np.int64)
+        context_lens = numba.carray(_pointer(addresses[5]), (S,), np.int64)
+        cos = numba.carray(_pointer(addresses[6]), (rows, half), f32)
+        sin = numba.carray(_pointer(addresses[7]), (rows, half), f32)
+        out = numba.carray(_pointer(addresses[8]), (rows, G, R, D), f32)
         task = _take_number(arguments)
         while task < S * G:
-            s = task // G
-            attend(q[s], k_cache, v_cache, block_tables[s], context_lens[s], task % G, weights, out[s])
+            s, g = task // G, task % G
+            q, k, v = qkv[s, g * R : (g + 1) * R], qkv[s, (G * R) + g], qkv[s, (G * R) + G + g]
+            for r in range(R):
+                rotate(q[r], cos[s], sin[s])
+            rotate(k, cos[s], sin[s])
+            block, offset = slot_mapping[s] // B, slot_mapping[s] % B
+            for d in range(D):
+                k_cache[block, offset, g, d] = k[d]
+                v_cache[block, offset, g, d] = v[d]
+            attend(q, k_cache, v_cache, g, block_tables[s], context_lens[s], out[s, g])
             task = _take_number(arguments)
 
     return run
 
 
 @cache
-def _parallel() -> Any:
+def _openmp_parallel() -> Any:
     """OpenMP's "let n threads run this function", from the library that PyTorch runs on: its threads stand
-    ready, and a second set would fight them for the cores. None where PyTorch has no such library."""
+    ready, and a second set would fight them for the cores."""
     torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    function = torch_cpu.GOMP_parallel  # found in what libtorch_cpu is linked with
+    function = torch_cpu.GOMP_parallel  # of the library that libtorch_cpu is linked with
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None
     return function
 
 
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    scale: float,
-    plan: list[AttentionGroup] | None = None,
-) -> torch.Tensor:
-    """`minipaged.paged_attention.paged_attention`: same arguments, same result up to rounding.
+class CompiledOperators(Operators):
+    """The operators of a step of decodes, each one loop."""
 
-    A step of decodes, one new token for every sequence, is computed here; any other by PyTorch.
-    """
-    tables = (block_tables, context_lens, query_start_loc)
-    if plan is None:
-        plan = in_torch.plan_attention(*tables, k_cache)
-    S = len(context_lens)
-    # S rows, and S sequences that have at least one: they have one each.
-    is_decode = len(q) == S == sum(group.num_seqs for group in plan)
-    covered = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in (k_cache, v_cache))
-    if not (is_decode and covered and q.dtype == torch.float32):
-        return in_torch.paged_attention(q, k_cache, v_cache, *tables, scale, plan=plan)
-    q = q * scale  # [S, H, D], one piece of memory even if q was a part of one
-    N, B, G, D = k_cache.shape
-    out = torch.empty(q.shape)
-    tensors = (q, k_cache, v_cache, block_tables, context_lens, out)
-    sizes = (0, S, G, N, B, block_tables.shape[1])  # the first counts the tasks taken
-    arguments = np.array([*sizes, *(x.data_ptr() for x in tensors)], np.int64)
-    kernel = _decode_kernel(D, q.shape[1] // G)
-    threads = min(torch.get_num_threads(), S * G)
-    _parallel()(kernel.address, arguments.ctypes.data, threads, 0)
-    return out
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: Batch,
+        angles: torch.Tensor,
+        kv_cache: KVCache,
+        attention: Callable[..., torch.Tensor],
+    ) -> None:
+        self.eps = f32(config.rms_norm_eps)
+        rows, S = len(angles), len(batch.context_lens)
+        self.normed = torch.empty(rows, config.hidden_size)
+        self.context = torch.zeros(rows, config.num_heads * config.head_dim)
+        self.kernel = _decode_kernel(config.head_dim, config.num_heads // config.num_kv_heads)
+        self.threads = min(torch.get_num_threads(), S * config.num_kv_heads)
+        # Whatever stands here by its address must live as long as the step does.
+        self.tensors = (
+            kv_cache.k, kv_cache.v, batch.slot_mapping, batch.block_tables, batch.context_lens,
+            angles.cos(), angles.sin(), self.context,
+        )  # fmt: skip
+        L, N, B, G, _ = kv_cache.k.shape
+        sizes = (rows, S, L, N, B, G, batch.block_tables.shape[1])
+        self.arguments = np.array([0, 0, *sizes, 0, *(tensor.data_ptr() for tensor in self.tensors)])
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        _add_norm(x.numpy(), delta.numpy(), weight.numpy(), self.eps, self.normed.numpy())
+        return self.normed
+
+    def attend(
+        self, index: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        self.arguments[:2] = 0, index  # no task is taken yet
+        self.arguments[9] = qkv.data_ptr()
+        _openmp_parallel()(self.kernel.address, self.arguments.ctypes.data, self.threads, 0)
+        return self.context
+
+    def swish(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        _swish(gate.numpy(), up.numpy())
+        return gate
+
+
+def operators_for(
+    config: ModelConfig,
+    batch: Batch,
+    angles: torch.Tensor,
+    kv_cache: KVCache,
+    attention: Callable[..., torch.Tensor],
+) -> Operators:
+    """Compiled ones for a step that they can do, PyTorch's for any other, and for layers of a reader's own."""
+    num_rows = len(batch.token_ids)
+    is_decode = num_rows == len(batch.context_lens) <= MAX_ROWS
+    is_own = attention is paged_attention and type(kv_cache) is KVCache
+    kind = CompiledOperators if is_decode and is_own else Operators
+    return kind(config, batch, angles, kv_cache, attention)
