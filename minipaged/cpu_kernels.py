@@ -1,12 +1,11 @@
 """A decode step's small loops, compiled for the CPU by numba.
 
-Why it exists: with one new token per sequence, PyTorch spends a third of a step on small operators and on
-gathering scattered K/V into one piece. A loop reads K and V where they lie, once, and keeps what it needs in
-the CPU's caches. It is what a GPU kernel does, in plain Python: one task per sequence and KV head, and the
-H / G query heads that share the head together. numba turns it into vector instructions.
-What it leaves out: matrix products (`minipaged.linear`), prompts, other dtypes than float32: for those the
-PyTorch versions, whose results these equal up to rounding. numba is optional: without it nothing imports this
-module. Compiled code is kept in `__pycache__`, so only the first start ever waits for the compiler.
+Why it exists: with one new token per sequence, PyTorch spends a third of a step and more on small operators
+and on gathering scattered K/V into one piece. A loop reads K and V where they lie, once for all the query
+heads that share them. It is what a GPU kernel does, in plain Python: a task is a sequence and a KV head.
+What it leaves out: matrix products (`minipaged.linear`), prompts, dtypes other than float32; those go to
+PyTorch, whose results these equal up to rounding. numba is optional, and without it nothing imports this
+module. Compiled code is kept in `__pycache__`, so that only the first start waits for the compiler.
 """
 
 from __future__ import annotations
@@ -29,20 +28,22 @@ from minipaged.config import ModelConfig
 from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache, paged_attention
 
-MAX_ROWS = 32  # one thread does the small operators; for more rows PyTorch's, which use all, are faster
+MAX_ROWS = 32  # one thread does the small operators: for more rows PyTorch's, which use all threads, are faster
 
 f32 = np.float32
-# fastmath: sums may be taken in any order, which is what lets them be taken 8 or 16 at a time.
+# fastmath: sums may be taken in any order, that is 8 or 16 terms at a time.
+# forceinline: head sizes are known where these are called, so that their loops are unrolled: 2.5 times as fast.
 compiled = numba.njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
+inlined = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
 
 
-@compiled
+@inlined
 def exp(x: float) -> float:
-    """e^x for -87 <= x (less counts as -87), to about 3e-7 of it, in steps that the compiler can vectorise.
+    """e^x for x >= -87 (less counts as -87), to about 3e-7 of it, in steps that the compiler can vectorise.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2: e^r is 8 terms of its series, 2^n the exponent's bits of a float32.
+    x = n ln 2 + r with |r| <= ln 2 / 2: e^r is 8 terms of its series, and 2^n the exponent bits of a float32.
     """
-    x = max(x, f32(-87))
+    x = min(max(x, f32(-87)), f32(88))
     n = np.floor(x * f32(1 / math.log(2)) + f32(0.5))
     r = x - n * f32(math.log(2))
     series = f32(1 / 5040)
@@ -53,29 +54,71 @@ def exp(x: float) -> float:
 
 @compiled
 def _add_norm(x: Any, delta: Any, weight: Any, eps: float, out: Any) -> None:
-    T, width = x.shape
-    for t in range(T):
+    rows, width = x.shape
+    for row in range(rows):
         total = f32(0)
-        for d in range(width):
-            x[t, d] += delta[t, d]
-            total += x[t, d] * x[t, d]
-        factor = f32(1) / math.sqrt(total / f32(width) + f32(eps))
-        for d in range(width):
-            out[t, d] = x[t, d] * factor * weight[d]
+        for i in range(width):
+            x[row, i] += delta[row, i]
+            total += x[row, i] * x[row, i]
+        factor = f32(1) / math.sqrt(total / f32(width) + eps)
+        for i in range(width):
+            out[row, i] = x[row, i] * factor * weight[i]
 
 
 @compiled
 def _swish(gate: Any, up: Any) -> None:
-    T, width = gate.shape
-    for t in range(T):
-        for d in range(width):
-            x = gate[t, d]
-            gate[t, d] = x / (f32(1) + exp(-x)) * up[t, d]
+    rows, width = gate.shape
+    for row in range(rows):
+        for i in range(width):
+            x = gate[row, i]
+            gate[row, i] = x / (f32(1) + exp(-x)) * up[row, i]
+
+
+@inlined
+def _rotate(x: Any, cos: Any, sin: Any, D: int) -> None:
+    """RoPE of one head: turn each pair (x[i], x[i + D/2]) of x, [D], in place."""
+    for i in range(D // 2):
+        first, second = x[i], x[i + D // 2]
+        x[i] = first * cos[i] - second * sin[i]
+        x[i + D // 2] = second * cos[i] + first * sin[i]
+
+
+@inlined
+def _attend(
+    q: Any, k_cache: Any, v_cache: Any, g: int, table: Any, context_len: int, D: int, R: int, out: Any
+) -> None:
+    """out = softmax(q Kᵀ / √D) V for the R query heads that share KV head g. q, out: [R, D]."""
+    B = k_cache.shape[1]
+    weights = np.empty((R, context_len), f32)
+    for t in range(context_len):
+        block, offset = table[t // B], t % B
+        for r in range(R):
+            score = f32(0)
+            for d in range(D):
+                score += q[r, d] * k_cache[block, offset, g, d]
+            weights[r, t] = score * f32(D**-0.5)
+    for r in range(R):
+        largest, total = f32(-np.inf), f32(0)
+        for t in range(context_len):
+            largest = max(largest, weights[r, t])
+        for t in range(context_len):
+            weights[r, t] = exp(weights[r, t] - largest)
+            total += weights[r, t]
+        for t in range(context_len):
+            weights[r, t] /= total
+        for d in range(D):
+            out[r, d] = 0
+    for t in range(context_len):
+        block, offset = table[t // B], t % B
+        for r in range(R):
+            weight = weights[r, t]
+            for d in range(D):
+                out[r, d] += weight * v_cache[block, offset, g, d]
 
 
 @intrinsic  # type: ignore[misc]
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer, which numba's `carray` makes an array of."""
+    """An address as a pointer, which `numba.carray` makes an array of."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -85,7 +128,8 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def _take_number(typing_context: Any, counter: Any) -> Any:
-    """What an int64 in memory is, and make it one more: atomically, so that no two threads take the same."""
+    """The int64 that stands there, and one more from now on: atomically, so that no two threads take the
+    same."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = context.get_constant(types.int64, 1)
@@ -96,56 +140,12 @@ def _take_number(typing_context: Any, counter: Any) -> Any:
 
 @cache
 def _decode_kernel(head_dim: int, heads_per_group: int) -> Any:
-    """One layer's attention of one new token per sequence, as a C function that several threads may run.
+    """RoPE, storing and attention of one layer, for one new token per sequence: a C function of one argument,
+    the address of `CompiledOperators.arguments`, that several threads may run."""
+    D, R = head_dim, heads_per_group
 
-    Sizes that are known when it is compiled make its inner loops 2.5 times as fast as sizes that come later.
-    """
-    D, R, half = head_dim, heads_per_group, head_dim // 2
-
-    @compiled
-    def rotate(x: Any, cos: Any, sin: Any) -> None:
-        """Turn each pair (x[i], x[i + D/2]) of x, [D], in place."""
-        for d in range(half):
-            first, second = x[d], x[d + half]
-            x[d] = first * cos[d] - second * sin[d]
-            x[d + half] = second * cos[d] + first * sin[d]
-
-    @compiled
-    def attend(q: Any, k_cache: Any, v_cache: Any, g: int, table: Any, context_len: int, out: Any) -> None:
-        """q, out: [R, D], the query heads that share KV head g. Its K and V are read once for all of them."""
-        B = k_cache.shape[1]
-        weights = np.empty((R, context_len), f32)
-        for t in range(context_len):
-            block, offset = table[t // B], t % B
-            for r in range(R):
-                score = f32(0)
-                for d in range(D):
-                    score += q[r, d] * k_cache[block, offset, g, d]
-                weights[r, t] = score * f32(D**-0.5)
-        for r in range(R):
-            largest, total = f32(-np.inf), f32(0)
-            for t in range(context_len):
-                largest = max(largest, weights[r, t])
-            for t in range(context_len):
-                weights[r, t] = exp(weights[r, t] - largest)
-                total += weights[r, t]
-            for t in range(context_len):
-                weights[r, t] /= total
-            for d in range(D):
-                out[r, d] = 0
-        for t in range(context_len):
-            block, offset = table[t // B], t % B
-            for r in range(R):
-                weight = weights[r, t]
-                for d in range(D):
-                    out[r, d] += weight * v_cache[block, offset, g, d]
-
-    @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
+    @numba.cfunc(types.void(types.CPointer(types.int64)), fastmath=True, error_model="numpy", cache=True)
     def run(arguments: Any) -> None:
-        """Take tasks, a sequence and a KV head each, until there are none. arguments: see `CompiledOperators`.
-
-        A task stores its own K and V before it reads them; it reads no other's.
-        """
         _, layer, rows, S, L, N, B, G, M = numba.carray(arguments, 9)
         addresses = numba.carray(arguments, 18)[9:]
         qkv = numba.carray(_pointer(addresses[0]), (rows, G * R + 2 * G, D), f32)
@@ -154,39 +154,41 @@ def _decode_kernel(head_dim: int, heads_per_group: int) -> Any:
         slot_mapping = numba.carray(_pointer(addresses[3]), (S,), np.int64)
         block_tables = numba.carray(_pointer(addresses[4]), (S, M), np.int64)
         context_lens = numba.carray(_pointer(addresses[5]), (S,), np.int64)
-        cos = numba.carray(_pointer(addresses[6]), (rows, half), f32)
-        sin = numba.carray(_pointer(addresses[7]), (rows, half), f32)
+        cos = numba.carray(_pointer(addresses[6]), (rows, D // 2), f32)
+        sin = numba.carray(_pointer(addresses[7]), (rows, D // 2), f32)
         out = numba.carray(_pointer(addresses[8]), (rows, G, R, D), f32)
         task = _take_number(arguments)
-        while task < S * G:
+        while task < S * G:  # a task reads no K and V of this step but those that it has stored itself
             s, g = task // G, task % G
-            q, k, v = qkv[s, g * R : (g + 1) * R], qkv[s, (G * R) + g], qkv[s, (G * R) + G + g]
+            q, k, v = qkv[s, g * R : (g + 1) * R], qkv[s, G * R + g], qkv[s, G * R + G + g]
             for r in range(R):
-                rotate(q[r], cos[s], sin[s])
-            rotate(k, cos[s], sin[s])
+                _rotate(q[r], cos[s], sin[s], D)
+            _rotate(k, cos[s], sin[s], D)
             block, offset = slot_mapping[s] // B, slot_mapping[s] % B
             for d in range(D):
                 k_cache[block, offset, g, d] = k[d]
                 v_cache[block, offset, g, d] = v[d]
-            attend(q, k_cache, v_cache, g, block_tables[s], context_lens[s], out[s, g])
+            _attend(q, k_cache, v_cache, g, block_tables[s], context_lens[s], D, R, out[s, g])
             task = _take_number(arguments)
 
     return run
 
 
-@cache
-def _openmp_parallel() -> Any:
-    """OpenMP's "let n threads run this function", from the library that PyTorch runs on: its threads stand
-    ready, and a second set would fight them for the cores."""
+def _find_parallel() -> Any:
+    """OpenMP's "let n threads run this function", in the library that PyTorch runs on: its threads stand
+    ready, and a second set would fight them for the cores. OSError or AttributeError where there is none."""
     torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    function = torch_cpu.GOMP_parallel  # of the library that libtorch_cpu is linked with
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    function.restype = None
-    return function
+    parallel = torch_cpu.GOMP_parallel  # searched for in the libraries that libtorch_cpu needs, too
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+run_in_threads = _find_parallel()
 
 
 class CompiledOperators(Operators):
-    """The operators of a step of decodes, each one loop."""
+    """The operators of a step of decodes, one loop each. They share two outputs, written anew by each call."""
 
     def __init__(
         self,
@@ -196,31 +198,33 @@ class CompiledOperators(Operators):
         kv_cache: KVCache,
         attention: Callable[..., torch.Tensor],
     ) -> None:
-        self.eps = f32(config.rms_norm_eps)
         rows, S = len(angles), len(batch.context_lens)
+        self.eps = f32(config.rms_norm_eps)
         self.normed = torch.empty(rows, config.hidden_size)
-        self.context = torch.zeros(rows, config.num_heads * config.head_dim)
+        self.context = torch.zeros(rows, config.num_heads * config.head_dim)  # rows past T stay 0
         self.kernel = _decode_kernel(config.head_dim, config.num_heads // config.num_kv_heads)
-        self.threads = min(torch.get_num_threads(), S * config.num_kv_heads)
-        # Whatever stands here by its address must live as long as the step does.
+        self.num_threads = min(torch.get_num_threads(), S * config.num_kv_heads)
+        # They are known to the kernel by address, so they must live as long as the step does.
         self.tensors = (
             kv_cache.k, kv_cache.v, batch.slot_mapping, batch.block_tables, batch.context_lens,
             angles.cos(), angles.sin(), self.context,
         )  # fmt: skip
-        L, N, B, G, _ = kv_cache.k.shape
-        sizes = (rows, S, L, N, B, G, batch.block_tables.shape[1])
-        self.arguments = np.array([0, 0, *sizes, 0, *(tensor.data_ptr() for tensor in self.tensors)])
+        # The number of tasks taken, the layer, sizes, the address of q, k and v, and the others' addresses.
+        sizes = (rows, S, *kv_cache.k.shape[:4], batch.block_tables.shape[1])
+        addresses = (tensor.data_ptr() for tensor in self.tensors)
+        self.arguments = np.array([0, 0, *sizes, 0, *addresses], np.int64)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        _add_norm(x.numpy(), delta.numpy(), weight.numpy(), self.eps, self.normed.numpy())
-        return self.normed
+        normed = self.normed[: len(x)]
+        _add_norm(x.numpy(), delta.numpy(), weight.numpy(), self.eps, normed.numpy())
+        return normed
 
     def attend(
         self, index: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        self.arguments[:2] = 0, index  # no task is taken yet
+        self.arguments[:2] = 0, index
         self.arguments[9] = qkv.data_ptr()
-        _openmp_parallel()(self.kernel.address, self.arguments.ctypes.data, self.threads, 0)
+        run_in_threads(self.kernel.address, self.arguments.ctypes.data, self.num_threads, 0)
         return self.context
 
     def swish(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -235,9 +239,28 @@ def operators_for(
     kv_cache: KVCache,
     attention: Callable[..., torch.Tensor],
 ) -> Operators:
-    """Compiled ones for a step that they can do, PyTorch's for any other, and for layers of a reader's own."""
-    num_rows = len(batch.token_ids)
-    is_decode = num_rows == len(batch.context_lens) <= MAX_ROWS
-    is_own = attention is paged_attention and type(kv_cache) is KVCache
-    kind = CompiledOperators if is_decode and is_own else Operators
-    return kind(config, batch, angles, kv_cache, attention)
+    """The compiled operators for a step that they can do, and PyTorch's for any other: prompts, Qwen3's norm
+    of q and k, other dtypes and devices, a cache or an attention of the reader's own."""
+    covered = (
+        attention is paged_attention
+        and type(kv_cache) is KVCache
+        and kv_cache.k.dtype == torch.float32
+        and kv_cache.k.device.type == "cpu"
+        and not config.qk_norm
+        and len(batch.token_ids) <= MAX_ROWS
+        and bool((batch.query_start_loc.diff() == 1).all())
+        and _is_in_bounds(batch, kv_cache)
+    )
+    return (CompiledOperators if covered else Operators)(config, batch, angles, kv_cache, attention)
+
+
+def _is_in_bounds(batch: Batch, kv_cache: KVCache) -> bool:
+    """Whether every slot and block lies in the pool. A compiled loop doesn't notice; PyTorch says what is
+    wrong."""
+    _, N, B, _, _ = kv_cache.k.shape
+    slots, tables, contexts = batch.slot_mapping, batch.block_tables, batch.context_lens
+    return (
+        0 <= int(slots.min()) <= int(slots.max()) < N * B
+        and 0 <= int(tables.min()) <= int(tables.max()) < N
+        and 0 < int(contexts.min()) <= int(contexts.max()) <= tables.shape[1] * B
+    )
