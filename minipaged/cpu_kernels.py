@@ -28,11 +28,11 @@ from minipaged.config import ModelConfig
 from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache, paged_attention
 
-MAX_ROWS = 32  # one thread does the small operators: for more rows PyTorch's, which use all threads, are faster
+MAX_ROWS = 32  # one thread does the small operators; PyTorch's use all, so for many rows they are faster
 
 f32 = np.float32
 # fastmath: sums may be taken in any order, that is 8 or 16 terms at a time.
-# forceinline: head sizes are known where these are called, so that their loops are unrolled: 2.5 times as fast.
+# forceinline: where these are called head sizes are known, so loops are unrolled: 2.5 times as fast.
 compiled = numba.njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 inlined = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
 
@@ -116,7 +116,7 @@ def _attend(
                 out[r, d] += weight * v_cache[block, offset, g, d]
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
     """An address as a pointer, which `numba.carray` makes an array of."""
 
@@ -126,7 +126,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _take_number(typing_context: Any, counter: Any) -> Any:
     """The int64 that stands there, and one more from now on: atomically, so that no two threads take the
     same."""
@@ -188,7 +188,7 @@ run_in_threads = _find_parallel()
 
 
 class CompiledOperators(Operators):
-    """The operators of a step of decodes, one loop each. They share two outputs, written anew by each call."""
+    """The operators of a step of decodes, one loop each. Results are good until the next call."""
 
     def __init__(
         self,

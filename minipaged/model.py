@@ -51,7 +51,7 @@ class Llama:
         operators_for: Callable[..., Operators] = Operators,
     ) -> None:
         """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a
-        `ModelError`."""
+        `ModelError`. operators_for: what makes each step's operators (`find_operators`)."""
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.operators_for = operators_for
         tensors, layers = self._read(weights)

@@ -16,6 +16,9 @@ from minipaged.batch import Batch
 from minipaged.config import ModelConfig
 from minipaged.paged_attention import KVCache, plan_attention
 
+BACKENDS = ("auto", "torch", "numba")
+WORTH_COMPILING = 256  # the hidden size below which a step is over sooner than numba is imported (0.3 s)
+
 
 class Operators:
     """The operators of one step, made anew for each: they hold what all layers share.
@@ -39,7 +42,8 @@ class Operators:
         self.plan = plan_attention(*self.tables, kv_cache.k[0])
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Add `delta` to `x`, both [rows, width]; returns RMSNorm of that: x / sqrt(mean(x²) + eps) · weight."""
+        """Add `delta` to `x`, both [rows, width]. Returns RMSNorm of the sum: x / sqrt(mean(x²) + eps) ·
+        weight."""
         return self._norm(x.add_(delta), weight)
 
     def attend(
@@ -76,3 +80,26 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     2021)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def find_operators(
+    backend: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Operators]:
+    """What makes the operators of a step: `Operators`, or a function that takes compiled ones where it can.
+
+    "numba" asks for these, and is a ValueError where they can't be had; "auto" takes them if they can, for a
+    model that they were made for: float32, on a CPU, not tiny.
+    """
+    made_for = dtype == torch.float32 and device.type == "cpu" and config.hidden_size >= WORTH_COMPILING
+    if backend == "torch" or (backend == "auto" and not made_for):
+        return Operators
+    try:
+        from minipaged.cpu_kernels import operators_for
+    except (ImportError, OSError, AttributeError) as error:  # no numba, or a PyTorch without GNU's OpenMP
+        if backend == "auto":
+            return Operators
+        raise ValueError(
+            f"attention_backend='numba' needs numba (pip install 'minipaged[fast]') and PyTorch's build for "
+            f"Linux: {error}"
+        ) from None
+    return operators_for
