@@ -52,7 +52,7 @@ def decode(runner: Runner, lens: list[int]) -> torch.Tensor:
     return runner.run([(tokens, len(tokens) - 1, len(tokens)) for tokens in sequences])
 
 
-# Sums are taken in another order: logits of up to 30 differ from float64's by 6e-5, PyTorch's and these alike.
+# Sums in another order: logits of up to 30 differ from float64's by 6e-5, PyTorch's and these alike.
 # Contexts of 2 to 32 tokens over blocks of 4, unwritten slots are NaN; fewer rows than `padded_rows` gives.
 @pytest.mark.parametrize("lens", [[27], [2, 32, 17, 4, 5, 31]], ids=str)
 @pytest.mark.parametrize("name", NAMES)
