@@ -3,7 +3,8 @@
 Why it exists: the engine has two seams for this, `parts.kv_cache` and `parts.paged_attention`, and a backend
 is what fills them. "torch" leaves them as they are. "triton" puts the kernels there: compiled on a GPU, and
 on a CPU in Triton's interpreter, which is slow but gives the same tokens. "auto" takes the kernels where they
-compile. What it leaves out: the kernels (`minipaged.kernels`), and CUDA graphs.
+compile. What it leaves out: the kernels (`minipaged.kernels`), CUDA graphs, and "numba": those loops take more
+than attention, so they sit in the model (`minipaged.operators`), and the seams stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from minipaged.paged_attention import KVCache
 from minipaged.parts import Parts
 
 KERNELS = ("store_kv", "paged_decode", "paged_decode_split", "paged_prefill", "copy_blocks")
-NAMES = ("auto", "torch", "triton")
+NAMES = ("auto", "torch", "triton", "numba")
 
 
 def with_attention_backend(parts: Parts, name: str, device: torch.device) -> Parts:
@@ -28,11 +29,16 @@ def with_attention_backend(parts: Parts, name: str, device: torch.device) -> Par
     cache of their own; with neither it is "triton" on a GPU and "torch" elsewhere. ValueError for another
     name, and for "triton" where its kernels can't run.
     """
-    if name not in NAMES:
-        raise ValueError(f"attention_backend must be 'auto', 'torch' or 'triton', got {name!r}")
+    check_backend(name)
     if name == "auto":
         name = _choose(parts, device)
-    return parts if name == "torch" else _with_kernels(parts, device)
+    return _with_kernels(parts, device) if name == "triton" else parts
+
+
+def check_backend(name: str) -> None:
+    """ValueError unless `name` is one of `NAMES`."""
+    if name not in NAMES:
+        raise ValueError(f"attention_backend must be one of {', '.join(NAMES)}, got {name!r}")
 
 
 def _choose(parts: Parts, device: torch.device) -> str:

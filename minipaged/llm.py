@@ -13,11 +13,13 @@ from pathlib import Path
 
 import torch
 
+from minipaged.attention_backend import check_backend
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
 from minipaged.errors import check_int
 from minipaged.hub import find_model
 from minipaged.model import Llama
+from minipaged.operators import find_operators
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
 from minipaged.parts import Parts, check_parts
 from minipaged.tokenizer import Tokenizer
@@ -46,9 +48,10 @@ class LLM:
     tokens are 512 by default on a CPU, 2,048 on a GPU. max_model_len: the longest prompt + output.
     enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute", or "swap" to
     `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
-    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch",
-    "triton" (on a CPU interpreted: slow, for learning) or "auto", which is "triton" on a GPU. seed: of
-    requests that bring none. parts: layers to use instead of the package's (`load_parts`).
+    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch"; "triton", the
+    kernels (on a CPU interpreted: slow, for learning); "numba", loops compiled for decoding in float32 on a
+    CPU; or "auto": triton on a GPU, numba where it is installed and the model not tiny. seed: of requests
+    that bring none. parts: layers to use instead of the package's (`load_parts`).
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class LLM:
             raise ValueError(
                 f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both"
             )
+        check_backend(attention_backend)
         check_int("seed", seed, -(2**63), 2**63 - 1)
         self.device = _device(device)
-        self.model, self.tokenizer = _load(model, dtype, self.device, seed)
+        self.model, self.tokenizer = _load(model, dtype, self.device, attention_backend, seed)
         if num_blocks is None:
             budget = (
                 _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
@@ -219,7 +223,7 @@ def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) 
 
 
 def _load(
-    model: str | Path, dtype: str | torch.dtype, device: torch.device, seed: int
+    model: str | Path, dtype: str | torch.dtype, device: torch.device, backend: str, seed: int
 ) -> tuple[Llama, Tokenizer]:
     if model == "tiny":
         config = ModelConfig.tiny()
@@ -228,4 +232,6 @@ def _load(
         folder = find_model(model)
         config = ModelConfig.from_folder(folder)
         weights, tokenizer = read_weights(folder), Tokenizer.from_folder(folder)
-    return Llama(config, weights, _dtype(dtype, config, device), device), tokenizer
+    dtype = _dtype(dtype, config, device)
+    operators_for = find_operators(backend, config, dtype, device)
+    return Llama(config, weights, dtype, device, operators_for), tokenizer

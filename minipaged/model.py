@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.linear import Linear, padded_rows
-from minipaged.paged_attention import KVCache, plan_attention
+from minipaged.operators import Operators
+from minipaged.paged_attention import KVCache
 from minipaged.weights import checked, expected_shapes
 
 
@@ -47,10 +48,12 @@ class Llama:
         weights: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        operators_for: Callable[..., Operators] = Operators,
     ) -> None:
         """Take every tensor of `weights` (Hugging Face's names); a missing or misshapen one is a
-        `ModelError`."""
+        `ModelError`. operators_for: what makes each step's operators (`find_operators`)."""
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.operators_for = operators_for
         tensors, layers = self._read(weights)
         self.embedding = tensors.pop("model.embed_tokens.weight")
         self.lm_head = Linear(self.embedding if config.tie_word_embeddings else tensors.pop("lm_head.weight"))
@@ -82,52 +85,20 @@ class Llama:
         self, batch: Batch, kv_cache: KVCache, attention: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
-        tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
-        plan = getattr(attention, "plan", plan_attention)(*tables, kv_cache.k[0])  # kernels have their own
         T = len(batch.token_ids)
         padding = (0, padded_rows(T) - T)  # the products get more rows, which nobody uses
-        cos, sin = self._rope(F.pad(batch.positions, padding))
-        x = self.embedding[F.pad(batch.token_ids, padding)]  # [T, hidden]
+        angles = F.pad(batch.positions, padding)[:, None, None].float() * self.inv_freq
+        ops = self.operators_for(self.config, batch, angles, kv_cache, attention)
+        x = self.embedding[F.pad(batch.token_ids, padding)]  # [rows, hidden]
+        delta = torch.zeros_like(x)  # what the products before add to x
         for index, layer in enumerate(self.layers):
-            q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
-            kv_cache.write(index, k[:T], v[:T], batch.slot_mapping)
-            scale = self.config.head_dim**-0.5
-            context = attention(q[:T], kv_cache.k[index], kv_cache.v[index], *tables, scale, plan=plan)
-            x += layer.o(F.pad(context.flatten(1), (0, 0, *padding)))
-            h = self._norm(x, layer.post_norm)
-            x += layer.down(F.silu(layer.gate(h), inplace=True).mul_(layer.up(h)))
+            qkv = layer.qkv(ops.add_norm(x, delta, layer.input_norm))
+            delta = layer.o(ops.attend(index, qkv, layer.q_norm, layer.k_norm))
+            h = ops.add_norm(x, delta, layer.post_norm)
+            delta = layer.down(ops.swish(layer.gate(h), layer.up(h)))
         R = len(batch.logits_rows)
-        last = x[F.pad(batch.logits_rows, (0, padded_rows(R) - R))]
-        return self.lm_head(self._norm(last, self.norm))[:R].float()
-
-    def _qkv(
-        self, layer: Layer, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """h [T, hidden] -> q [T, H, D] and k, v [T, G, D], with positions turned into q and k."""
-        H, G, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        qkv = layer.qkv(h).view(-1, H + 2 * G, D)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(qkv[:, :H], layer.q_norm), self._norm(qkv[:, H : H + G], layer.k_norm)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        else:
-            q, k = rotate(qkv[:, : H + G], cos, sin).split([H, G], dim=1)
-        return q, k, qkv[:, H + G :]
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension: x / sqrt(mean(x²) + eps) · weight."""
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of [T, 1, D/2], computed once a step and shared by all layers and heads."""
-        angles = positions[:, None, None].float() * self.inv_freq
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al.,
-    2021)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        rows = F.pad(batch.logits_rows, (0, padded_rows(R) - R))
+        return self.lm_head(ops.add_norm(x[rows], delta[rows], self.norm))[:R].float()
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:

@@ -25,6 +25,7 @@ from minipaged.block_table import blocks_for
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
 from minipaged.model import Llama
+from minipaged.operators import find_operators
 from minipaged.tokenizer import Tokenizer
 from minipaged.weights import read_weights
 from tests.reference import all_free, greedy, hf_logits, tiny_model
@@ -194,7 +195,9 @@ def subject(real_model: Path) -> Subject:
     names = sorted(topics, key=lambda name: (-len(topics[name]), name))[: NUM_PROMPTS - len(CHATS)]
     prompts = [tokenizer.encode(topics[name])[: 8 + 37 * i % 183] for i, name in enumerate(names)]
     prompts += [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in CHATS]
-    model = Llama(ModelConfig.from_folder(real_model), read_weights(real_model))
+    config = ModelConfig.from_folder(real_model)
+    operators_for = find_operators("auto", config, torch.float32, torch.device("cpu"))
+    model = Llama(config, read_weights(real_model), operators_for=operators_for)
     return Subject(model, tokenizer, prompts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.model import Batch, Llama, rope_frequencies
+from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache, paged_attention
 from minipaged.weights import random_weights
 from tests.reference import TINY, hf_logits, hf_model, prompt_of
@@ -48,8 +50,14 @@ def config_named(name: str) -> ModelConfig:
 class Runner:
     """Feeds a model sequences by hand: one cache, blocks dealt out in a shuffled order."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-        self.model = Llama(config, random_weights(config, seed), dtype)
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        operators_for: Callable[..., Operators] = Operators,
+    ) -> None:
+        self.model = Llama(config, random_weights(config, seed), dtype, operators_for=operators_for)
         shape = (config.num_layers, 64, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         self.cache = KVCache(*shape, dtype=dtype)
         self.cache.k.fill_(torch.nan)

@@ -1,0 +1,105 @@
+"""What a decoder computes between its matrix products, in PyTorch.
+
+Why it exists: with one new token per sequence these small operators cost a CPU nearly half of a step, and
+`minipaged.cpu_kernels` has them as compiled loops. This module says what they mean; it is also the seam.
+What it leaves out: the products (`minipaged.linear`), and attention itself (`minipaged.paged_attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from minipaged.batch import Batch
+from minipaged.config import ModelConfig
+from minipaged.paged_attention import KVCache, plan_attention
+
+WORTH_COMPILING = 256  # the hidden size below which a step is over sooner than numba is imported (0.3 s)
+
+
+class Operators:
+    """The operators of one step, made anew for each: they hold what all layers share.
+
+    Rows are the step's T tokens, and behind them any number that nobody uses (`padded_rows`).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: Batch,
+        angles: torch.Tensor,
+        kv_cache: KVCache,
+        attention: Callable[..., torch.Tensor],
+    ) -> None:
+        """angles: [rows, 1, D/2] in fp32, by which RoPE turns each row. attention: as `paged_attention`."""
+        self.config, self.batch, self.kv_cache, self.attention = config, batch, kv_cache, attention
+        dtype = kv_cache.k.dtype
+        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.tables = (batch.block_tables, batch.context_lens, batch.query_start_loc)
+        plan = getattr(attention, "plan", plan_attention)  # kernels have their own
+        self.plan = plan(*self.tables, kv_cache.k[0])
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Add `delta` to `x`, both [rows, width]. Returns RMSNorm of the sum: x / sqrt(mean(x²) + eps) ·
+        weight."""
+        return self._norm(x.add_(delta), weight)
+
+    def attend(
+        self, index: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Turn q and k by their positions, store k and v in layer `index`, and attend.
+
+        qkv: [rows, (H + 2G)·D]. q_norm, k_norm: [D], weights of a norm that comes first (Qwen3), or None.
+        Returns [rows, H·D].
+        """
+        H, G, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        T, padding = len(self.batch.token_ids), len(qkv) - len(self.batch.token_ids)
+        qkv = qkv.view(-1, H + 2 * G, D)
+        if q_norm is not None and k_norm is not None:
+            q, k = self._norm(qkv[:, :H], q_norm), self._norm(qkv[:, H : H + G], k_norm)
+            q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
+        else:
+            q, k = rotate(qkv[:, : H + G], self.cos, self.sin).split([H, G], dim=1)
+        self.kv_cache.write(index, k[:T], qkv[:T, H + G :], self.batch.slot_mapping)
+        k_cache, v_cache = self.kv_cache.k[index], self.kv_cache.v[index]
+        context = self.attention(q[:T], k_cache, v_cache, *self.tables, D**-0.5, plan=self.plan)
+        return F.pad(context.flatten(1), (0, 0, 0, padding))
+
+    def swish(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """SwiGLU: swish(gate) · up, both [rows, width]; `gate` is overwritten."""
+        return F.silu(gate, inplace=True).mul_(up)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE: turn each pair (x[i], x[i + D/2]) of x [T, heads, D] by its position's angle (Su et al.,
+    2021)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def find_operators(
+    backend: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Operators]:
+    """What makes the operators of a step: `Operators`, or a function that takes compiled ones where it can.
+
+    "numba" asks for these, and is a ValueError where they can't be had; "auto" takes them if they can, for a
+    model that they were made for: float32, on a CPU, not tiny.
+    """
+    made_for = dtype == torch.float32 and device.type == "cpu" and config.hidden_size >= WORTH_COMPILING
+    if backend in ("torch", "triton") or (backend == "auto" and not made_for):
+        return Operators
+    try:
+        from minipaged.cpu_kernels import operators_for
+    except (ImportError, OSError, AttributeError) as error:  # no numba, or a PyTorch without GNU's OpenMP
+        if backend == "auto":
+            return Operators
+        raise ValueError(
+            f"attention_backend='numba' needs numba (pip install 'minipaged[fast]') and PyTorch's build for "
+            f"Linux: {error}"
+        ) from None
+    return operators_for
