@@ -165,5 +165,5 @@ def test_where_kernels_cannot_run_the_backend_says_what_to_do(
 
 
 def test_an_unknown_backend_is_refused_by_the_engine_too() -> None:
-    with pytest.raises(ValueError, match="'auto', 'torch' or 'triton', got 'flash'"):
+    with pytest.raises(ValueError, match="auto, torch, triton, numba, got 'flash'"):
         tiny_engine(attention_backend="flash")
