@@ -3,8 +3,8 @@
 Why it exists: the engine has two seams for this, `parts.kv_cache` and `parts.paged_attention`, and a backend
 is what fills them. "torch" leaves them as they are. "triton" puts the kernels there: compiled on a GPU, and
 on a CPU in Triton's interpreter, which is slow but gives the same tokens. "auto" takes the kernels where they
-compile. What it leaves out: the kernels (`minipaged.kernels`), CUDA graphs, and "numba": those loops take more
-than attention, so they sit in the model (`minipaged.operators`), and the seams stay as they are.
+compile. What it leaves out: the kernels (`minipaged.kernels`), CUDA graphs, and "numba": those loops do more
+than attention, so they are the model's (`minipaged.operators`), and the seams stay as they are.
 """
 
 from __future__ import annotations
