@@ -64,7 +64,7 @@ class Case:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.q, self.k_cache, self.v_cache, self.block_tables, self.context_lens
 
-    def attend(self, name: str, num_splits: int = 3) -> Tensor:
+    def attend(self, name: str, num_splits: int = 2) -> Tensor:
         """What the kernel of that name gives."""
         starts = [self.query_start_loc] if name == "paged_prefill" else []
         splits = [num_splits] if name == "paged_decode_split" else []
