@@ -4,14 +4,14 @@ Why it exists: a compile report is worth something only if it compiles what real
 down twice: the wrappers are called on tensors that have shapes but no memory (PyTorch's device "meta"), what
 they would launch is recorded, and its arguments are specialised as Triton's own JIT does it.
 
-Left out: compiling (`minipaged.kernels.compile_report`). Read `SHIPPED` where TRITON_INTERPRET is 0: an
-interpreter gets other launches, and has no kernels that could be compiled.
+Left out: compiling (`minipaged.kernels.compile_report`). An interpreter gets other launches, and has no
+kernels that could be compiled: there, importing this is a RuntimeError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from minipaged.kernels import triton_status
 from minipaged.kernels.paged import triton_decode, triton_fast
+
+if triton_status().interpret:
+    raise RuntimeError("only compiled kernels have configurations: import them with TRITON_INTERPRET=0")
 
 MODULES: tuple[ModuleType, ...] = (triton_decode, triton_fast)
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
@@ -67,19 +71,12 @@ class _Recorder:
 def _recorded() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     """The launches made inside, as (kernel, arguments by name)."""
     launches: list[tuple[Any, dict[str, Any]]] = []
-    patches = [
-        patch.object(module, name, _Recorder(kernel, launches))
-        for module in MODULES
-        for name, kernel in vars(module).items()
-        if name.endswith("_kernel")
-    ]
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as stack:
+        for module in MODULES:
+            for name, kernel in list(vars(module).items()):
+                if name.endswith("_kernel"):
+                    stack.enter_context(patch.object(module, name, _Recorder(kernel, launches)))
         yield launches
-    finally:
-        for each in patches:
-            each.stop()
 
 
 def specialise(name: str, kernel: Any, arguments: dict[str, Any]) -> Shipped:
