@@ -34,11 +34,11 @@ def draw_paper_figure(figure: PaperFigure) -> Figure:
         else:
             _draw_lines(ax, panel)
         ax.set_ylim(bottom=0)
-    shown = {}  # label → what it looks like; the same in all panels
+    shown: dict[str, Any] = {}  # label → what it looks like; the same in all panels
     for ax in axes:
         shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     drawing.legend(
-        shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
+        list(shown.values()), list(shown), loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
     drawing.set_label(describe(figure))
     return drawing

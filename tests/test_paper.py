@@ -52,8 +52,8 @@ def test_a_trace_without_a_request_that_fits_the_model_is_an_error() -> None:
 
 def test_a_rate_is_sustained_up_to_where_the_curve_crosses_the_limit() -> None:
     assert sustained_rate({1.0: 0.1, 2.0: 0.3}) == pytest.approx(1.5)
-    assert sustained_rate({1.0: 0.1, 2.0: 0.15}) == 2.0
-    assert sustained_rate({1.0: 0.5, 2.0: 0.9}) == 0.0
+    assert sustained_rate({1.0: 0.1, 2.0: 0.15}) is None
+    assert sustained_rate({1.0: 0.5, 2.0: 0.9}) is None
 
 
 def test_shares_of_every_system_add_up_to_all_slots() -> None:

@@ -43,7 +43,8 @@ def paper(
 ) -> None:
     """Simulate an experiment of the PagedAttention paper (SOSP 2023), and show its values beside the paper's.
 
-    The scheduler and the memory are the engine's own; time is a formula for an A100-40GB. A minute or two.
+    The scheduler and the memory are the engine's own; time is a formula for an A100-40GB. A minute or
+    two; figure 12 some five.
 
     \b
     minipaged bench paper --figure 2
