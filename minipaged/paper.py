@@ -46,7 +46,7 @@ class Panel:
     """One panel of a figure: y over x for each series, ours, and what the paper has of the same.
 
     kind: "bars" (beside each other), "stack", "lines", or "log" (lines over a logarithmic x). paper: values
-    as printed in the paper. band: an x range that the paper recommends.
+    as printed in the paper. band: an x range that the paper names.
     """
 
     title: str
@@ -393,9 +393,9 @@ def figure_19(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
     the rate at which blocks of 16 serve a full queue to its end.
 
     As in the paper, swapping small blocks is slow, since every copy has to be started, K and V of every layer
-    by itself; and recomputing doesn't care. The paper finds both alike for blocks of 16 to 64 (the band), and
-    recomputing never more than 20 % slower than swapping. The number of tokens is not printed there. Here
-    recomputing is charged at 80 % of the peak, and a step reads the weights anyway, so it comes out cheaper.
+    by itself; and recomputing doesn't care. The paper finds both alike for blocks of 16 to 64 (the band). The
+    number of tokens is not printed there. Priced alone, as on the left, recomputing 256 tokens is bound by
+    reading the weights; in a run a step reads them anyway, so on the right it comes out cheaper.
     """
     num_tokens = 256
     cost = Bench().cost

@@ -86,4 +86,4 @@ def _draw_lines(ax: Axes, panel: Panel) -> None:
         lows = [min(points.values()) for points in panel.ours.values()]
         ax.set_ylim(top=max(1.0, 5 * max(lows)))  # the paper's axis: beyond it, a queue only grows
     if panel.band is not None:
-        ax.axvspan(*panel.band, color=INK, alpha=0.08, linewidth=0, label="best in the paper")
+        ax.axvspan(*panel.band, color=INK, alpha=0.08, linewidth=0, label="the range that the paper names")
