@@ -34,11 +34,11 @@ def draw_paper_figure(figure: PaperFigure) -> Figure:
         else:
             _draw_lines(ax, panel)
         ax.set_ylim(bottom=0)
-    shown = {}  # label → what it looks like; the same in all panels
+    shown: dict[str, Any] = {}  # label → what it looks like; the same in all panels
     for ax in axes:
         shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     drawing.legend(
-        shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
+        list(shown.values()), list(shown), loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
     drawing.set_label(describe(figure))
     return drawing
@@ -86,4 +86,4 @@ def _draw_lines(ax: Axes, panel: Panel) -> None:
         lows = [min(points.values()) for points in panel.ours.values()]
         ax.set_ylim(top=max(1.0, 5 * max(lows)))  # the paper's axis: beyond it, a queue only grows
     if panel.band is not None:
-        ax.axvspan(*panel.band, color=INK, alpha=0.08, linewidth=0, label="best in the paper")
+        ax.axvspan(*panel.band, color=INK, alpha=0.08, linewidth=0, label="the range that the paper names")

@@ -52,8 +52,8 @@ def test_a_trace_without_a_request_that_fits_the_model_is_an_error() -> None:
 
 def test_a_rate_is_sustained_up_to_where_the_curve_crosses_the_limit() -> None:
     assert sustained_rate({1.0: 0.1, 2.0: 0.3}) == pytest.approx(1.5)
-    assert sustained_rate({1.0: 0.1, 2.0: 0.15}) == 2.0
-    assert sustained_rate({1.0: 0.5, 2.0: 0.9}) == 0.0
+    assert sustained_rate({1.0: 0.1, 2.0: 0.15}) is None
+    assert sustained_rate({1.0: 0.5, 2.0: 0.9}) is None
 
 
 def test_shares_of_every_system_add_up_to_all_slots() -> None:
@@ -140,9 +140,9 @@ def test_the_prefix_cache_is_timed_and_changes_no_token(tmp_path: Path) -> None:
 
 
 def test_a_soak_loses_nothing(tmp_path: Path) -> None:
-    output, report = run_json(tmp_path, "soak", "--requests", "40", "--check-every", "3")
+    output, report = run_json(tmp_path, "soak", "--requests", "20")
     for counts in report["modes"].values():
-        assert (counts["requests"], counts["leaked_blocks"]) == (20, 0)
+        assert (counts["requests"], counts["leaked_blocks"]) == (10, 0)
     assert len(report["rss_by_tenth"]) == 10 and "invariants held" in output
 
 

@@ -11,6 +11,7 @@ when. A picture of the same name (`--png`) is shown above its numbers. Left out:
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from minipaged.paper import FIGURES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 INTRODUCTION = """# Results
@@ -108,8 +111,8 @@ def paper(report: Report) -> Iterator[str]:
         xs = dict.fromkeys(x for _, points in columns for x in points)
         rows = [[x, *(number(points[x]) if x in points else "" for _, points in columns)] for x in xs]
         yield from table([panel["xlabel"], *(name for name, _ in columns)], rows)
-    for text in [*report["notes"], report["explanation"]]:
-        yield text
+    for text in [*report["notes"], inspect.getdoc(FIGURES[report["number"]])]:
+        yield text or ""
         yield ""
 
 

@@ -43,7 +43,8 @@ def paper(
 ) -> None:
     """Simulate an experiment of the PagedAttention paper (SOSP 2023), and show its values beside the paper's.
 
-    The scheduler and the memory are the engine's own; time is a formula for an A100-40GB. A minute or two.
+    The scheduler and the memory are the engine's own; time is a formula for an A100-40GB. A minute or
+    two; figure 12 some five.
 
     \b
     minipaged bench paper --figure 2
@@ -58,9 +59,7 @@ def paper(
     print_figure(figure, explanation, Console())
     options = {"figure": number, "requests": requests, "trace": Path(trace).name if trace else None}
     report = begin_report("paper", options) | asdict(figure)
-    write_report(
-        report | {"explanation": explanation, "cpu_seconds": time.process_time() - started}, json_file
-    )
+    write_report(report | {"cpu_seconds": time.process_time() - started}, json_file)
     if png:
         from minipaged.draw import to_png
         from minipaged.paper_drawings import draw_paper_figure

@@ -119,7 +119,7 @@ def print_replay(report: Report, console: Console) -> None:
         f"  time to first token: median {ttft['p50']:.3f} s, 99 % below {ttft['p99']:.3f} s",
         f"  between tokens: median {gaps['p50']:.4f} s, 99 % below {gaps['p99']:.4f} s",
     ]
-    if report["prefix_queries"]:
+    if report["options"]["prefix_caching"]:
         share = report["prefix_hits"] / report["prefix_queries"]
         lines.append(f"  {share:.1%} of the prompts' tokens came from the prefix cache")
     peak = report["peak_rss_bytes"]
