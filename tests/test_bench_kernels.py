@@ -46,7 +46,7 @@ def test_the_report_says_what_was_measured_and_on_what(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert [(row["batch"], row["context_len"]) for row in report["rows"]] == [(8, 256), (32, 256)]
     assert all(row["paged_seconds"] > 0 and row["ratio"] > 0 for row in report["rows"])
-    assert report["dtype"] == "float32" and report["machine"]["cores"] and report["gpu"] is None
+    assert report["options"]["dtype"] == "float32" and report["machine"]["cores"] and report["gpu"] is None
 
 
 def test_nothing_to_measure_is_said() -> None:

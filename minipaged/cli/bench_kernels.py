@@ -9,14 +9,10 @@ What it leaves out: whole steps of the engine (`bench serve`). Chapters 12 and 1
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from minipaged.attention_backend import with_attention_backend
+from minipaged.cli.bench_report import begin_report, json_option, write_report
 from minipaged.paged_attention import plan_attention
 from minipaged.parts import Parts
 
@@ -196,7 +193,7 @@ def print_table(report: dict[str, Any], console: Console) -> None:
               show_default="bfloat16 on a GPU, float32 on a CPU")  # fmt: skip
 @click.option("--batch", type=int, multiple=True, help="Only this batch size; can be given several times.")
 @click.option("--context", type=int, multiple=True, help="Only this context length; likewise.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write everything to this file.")
+@json_option
 def kernels(
     dtype: str | None, batch: tuple[int, ...], context: tuple[int, ...], json_file: str | None
 ) -> None:
@@ -208,8 +205,6 @@ def kernels(
     minipaged bench kernels
     minipaged bench kernels --batch 32 --context 4096 --json kernels.json
     """
-    from minipaged.cli.bench import machine
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = getattr(torch, dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     wanted = [
@@ -225,14 +220,10 @@ def kernels(
     finally:
         torch.set_num_threads(threads)
     on_gpu = device.type == "cuda"
-    report = {
-        "command": shlex.join(["minipaged", *sys.argv[1:]]),
-        "machine": machine(),
+    report = begin_report("kernels", {"dtype": str(kind).removeprefix("torch.")}) | {
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
-        "dtype": str(kind).removeprefix("torch."),
         "copy_bytes_per_second": copy_bandwidth(device) if on_gpu else None,
         "rows": rows,
     }
     print_table(report, Console())
-    if json_file:
-        Path(json_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(report, json_file)
