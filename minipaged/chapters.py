@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Chapter:
     """One chapter of the course.
 
-    `stem` is what its module is called too: minipaged/<stem>.py. `parts` are the fields of `Parts` it builds.
+    `stem` is what its module is called too: minipaged/<stem>.py. `parts` are the fields of `Parts` it builds;
+    `other_modules` hold more of the code that its file has, under the package's own division.
 
     Example::
 
@@ -25,6 +26,7 @@ class Chapter:
     stem: str
     title: str
     parts: tuple[str, ...] = ()
+    other_modules: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -54,7 +56,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     Chapter(7, "prefix_cache", "The prefix cache", ("prefix_cache",)),
     Chapter(8, "scheduler", "Continuous batching", ("scheduler",)),
     Chapter(9, "preemption", "Preemption: recompute or swap", ("preemption",)),
-    Chapter(10, "engine", "The engine"),
+    Chapter(10, "engine", "The engine", other_modules=("minipaged.sampler", "minipaged.detokenizer")),
     Chapter(11, "triton_decode", "Triton: storing K and V, decoding"),
     Chapter(12, "triton_fast", "Triton: making it fast"),
     Chapter(13, "measure", "Measuring"),

@@ -46,15 +46,16 @@ class Layer:
     >>> pool = layer.BlockAllocator(4)
     """
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
+    def __init__(self, *modules: ModuleType) -> None:
+        self._modules = modules
         self.given = Given()
 
     def __getattr__(self, name: str) -> Any:
-        if not hasattr(self._module, name):
-            file = Path(str(self._module.__file__)).name
-            raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
-        return getattr(self._module, name)
+        for module in self._modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        file = Path(str(self._modules[0].__file__)).name
+        raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
 
 
 def subject_file(root: Path, chapter: Chapter, impl: str) -> Path:
@@ -69,7 +70,7 @@ def load_layer(root: Path, chapter: Chapter, impl: str) -> Layer:
     """Import the subject, anew each time. `Mismatch` if it can't be: missing, or an error while it runs."""
     file = subject_file(root, chapter, impl)
     if impl == PACKAGE:
-        return Layer(importlib.import_module(chapter.module))
+        return Layer(*map(importlib.import_module, (chapter.module, *chapter.other_modules)))
     if not file.is_file():
         raise Mismatch(f"import {file.name}", f"the file {file}", "no such file")
     linecache.checkcache(str(file))
