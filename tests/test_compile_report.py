@@ -78,6 +78,13 @@ def test_every_32_bit_product_that_becomes_an_offset_is_found_by_its_line(faulty
     assert "32-bit product" in problem and str(WRONG[0]) in problem
 
 
+def test_a_copy_of_a_kernel_is_named_by_its_own_lines(faulty, tmp_path: Path) -> None:
+    copy = tmp_path / FAULTY.name
+    copy.write_text(FAULTY.read_text())
+    (compiled,) = compile_report(["sm_80"], names=["offset_of_32_bits"], source=copy)
+    assert all(line.startswith(f"{copy}:") for line in compiled.narrow_offsets) and compiled.narrow_offsets
+
+
 def test_kernels_that_are_right_have_no_problem(faulty) -> None:
     for name in ("copy", "copy_unaligned", "offset_of_64_bits", "table_entry_of_a_position"):
         assert faulty[name, "sm_80"].problems == faulty[name, "gfx942"].problems == []

@@ -11,6 +11,7 @@ Left out: how fast a kernel is. Chapters 11 and 12.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -111,7 +112,7 @@ def compile_report(
     if not triton_status().installed:
         raise ValueError("triton is not installed, so no kernel can be compiled; it exists for Linux only")
     command = [sys.executable, "-m", __name__, json.dumps([str(source), list(names), list(targets)])]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(_cache_folder(source))}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
@@ -130,6 +131,14 @@ def compile_report(
             raise RuntimeError(f"the kernels of {source} were not compiled:\n{errors.read()}")
         if not found:
             raise ValueError(f"{source} has no configuration named {' or '.join(names)}")
+
+
+def _cache_folder(source: str | Path) -> Path:
+    """Where Triton keeps what it compiled, for this copy of the kernels alone: the lines that it names in
+    there would otherwise be those of another copy with the same text."""
+    folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    copy = f"{__file__} {Path(source).absolute()}"
+    return Path(folder) / f"minipaged-{hashlib.sha256(copy.encode()).hexdigest()[:16]}"
 
 
 def _from_json(row: dict[str, Any]) -> Compiled:
