@@ -251,7 +251,8 @@ def expect_steps(what: str, engine: Any, expected: list[dict[str, int]], *mistak
 
 def decided(step: dict[str, Any]) -> dict[str, Any]:
     """What the model predicts of a step; all slots of a step must be different, too."""
-    assert len(set(step["slots"])) == len(step["slots"])
+    slots = step["slots"]
+    expect("how many different slots a step writes", len(set(slots)), len(slots))
     return {name: step[name] for name in ("tokens", "preempted", "out_of_capacity")}
 
 

@@ -137,7 +137,9 @@ def run_here(
     max_failures: stop after so many; 0 for never. judged, lost: tests and tasks to leave out. plugins: more
     of pytest's.
     """
-    options = ["-o", "addopts=", "--import-mode=importlib", "-q", "--tb=no", f"--maxfail={max_failures}"]
+    # Plain asserts: to rewrite them, Hypothesis' own among them, takes a second, and tests say `expect` here.
+    options = ["-o", "addopts=", "--import-mode=importlib", "--assert=plain", "-q", "--tb=no"]
+    options += [f"--maxfail={max_failures}"]
     # The exception hooks run the garbage collector three times: half a second beside a loaded PyTorch.
     off = ("cacheprovider", "faulthandler", "debugging", "unraisableexception", "threadexception")
     for name in (*(f"no:{plugin}" for plugin in off), "minipaged.course.pytest_plugin"):
