@@ -55,6 +55,10 @@ class Layer:
             raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
         return getattr(self._module, name)
 
+    def settle(self) -> None:
+        """Wait until a subject in another process has heard of lists and tensors that a test has changed, and
+        the test of those that the subject has. Beside the tests, there is one of each."""
+
 
 def subject_file(root: Path, chapter: Chapter, impl: str) -> Path:
     """The file that `--impl` names: minipaged, solutions, exercises, or the path of a file or a folder."""
