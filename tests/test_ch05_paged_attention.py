@@ -484,6 +484,7 @@ def test_what_is_gathered_is_a_copy_with_the_dtype_of_the_cache(layer: Layer) ->
         "gather_context(cache of bfloat16 ones, [1, 2], 4)", got, torch.ones(4, 1, 2, dtype=torch.bfloat16)
     )
     got.zero_()
+    layer.settle()
     expect("the cache, after the result was overwritten", cache, torch.ones(3, 2, 1, 2, dtype=torch.bfloat16))
 
 
@@ -491,7 +492,9 @@ def test_what_is_gathered_is_a_copy_with_the_dtype_of_the_cache(layer: Layer) ->
 @pytest.mark.parametrize("context_len", [1, 3, 4])
 def test_a_context_of_one_block_is_a_copy_too(layer: Layer, context_len: int) -> None:
     cache = torch.ones(3, 4, 1, 2)
-    layer.gather_context(cache, torch.tensor([1, 2]), context_len).zero_()
+    got = layer.gather_context(cache, torch.tensor([1, 2]), context_len)
+    got.zero_()
+    layer.settle()
     what = f"the cache, after the result of gather_context(cache, [1, 2], {context_len}) was overwritten"
     expect(what, cache, torch.ones(3, 4, 1, 2))
 

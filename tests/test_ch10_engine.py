@@ -642,8 +642,7 @@ def test_any_text_ends_at_the_first_stop_text_to_be_completed(
 
 def sequence_of(layer: Layer, prompt: list[int], output: list[int], stop: tuple[str, ...] = ()) -> Any:
     """A Sequence of the package, over bytes, whose output is as far as `output`."""
-    tokenizer = layer.given("minipaged.course.toy_model").ToyTokenizer()
-    detokenizer = layer.given("minipaged.detokenizer").Detokenizer(tokenizer, stop)
+    detokenizer = byte_stream(layer, stop)
     for token_id in output:
         detokenizer.append(token_id)
     return layer.given("minipaged.request").Sequence([*prompt, *output], len(prompt), detokenizer)

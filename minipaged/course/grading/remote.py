@@ -57,6 +57,9 @@ class Remote:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._connection.ask("call", of=self, args=list(args), kwargs=kwargs)
 
+    def __bool__(self) -> bool:
+        return True  # an object, whatever it says of itself
+
     def __len__(self) -> int:
         return RemoteMethod(self, "__len__")()
 
@@ -119,10 +122,9 @@ class Connection(Wire):
         """Send a request and wait for its answer. Raises the submission's exception; `SubmissionGone`."""
         if self.gone is not None:
             raise self.gone
-        self.drop_unused()
         unused, self.unused = self.unused, []
         request |= {"kind": kind, "let_go": [handle for handle in unused if handle not in self._remotes]}
-        message = self.pack(request)
+        message = self.pack(request, drop_unused=True)
         try:
             return self._take_in(self._exchange(message))
         except SubmissionGone as gone:

@@ -39,6 +39,9 @@ _BUILD_ROOT = """
 set -e
 root=$1; shift; count=$1; shift
 mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
+mkdir -p "$root/proc" "$root/tmp"
+mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
+mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs "$root/tmp"
 while [ "$count" -gt 0 ]; do
     path=$1; shift; count=$((count - 1))
     if [ -L "$path" ]; then cp -P "$path" "$root$path"; continue; fi
@@ -47,9 +50,6 @@ while [ "$count" -gt 0 ]; do
     case $path in /dev/*) ;; *) mount -o remount,bind,ro,nosuid,nodev "$root$path" ;; esac
 done
 [ ! -d "$root$HIDDEN" ] || mount -t tmpfs -o size=1m,mode=755 tmpfs "$root$HIDDEN"
-mkdir -p "$root/proc" "$root/tmp"
-mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
-mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs "$root/tmp"
 mount -o remount,bind,ro "$root"
 exec chroot "$root" "$@"
 """

@@ -39,7 +39,6 @@ class Wire:
         self._keys: dict[int, int] = {}  # and their keys, by `id`
         self._known: dict[int, Any] = {}  # the content that the other end has
         self._fresh: list[int] = []  # keys that the other end has not got yet
-        self._dropped: list[int] = []
 
     def encode_object(self, value: Any) -> Any:
         """What stands for an object of this end, or for one of the other, as `{"object": [handle, name]}`."""
@@ -51,23 +50,27 @@ class Wire:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def pack(self, body: Any) -> bytes:
-        """A message: what the other end has to forget, what has changed, and `body`, in one line."""
+    def pack(self, body: Any, drop_unused: bool = False) -> bytes:
+        """A message in one line: what has changed, what both ends forget from now on, and `body`.
+
+        drop_unused: those lists and tensors that nobody else at this end refers to.
+        """
         encoded = self.encode(body)
         changed: list[Any] = []
         for key in list(self._shared):
             self._tell(key, changed)
         while self._fresh:  # lists within lists
             self._tell(self._fresh[0], changed)
-        dropped, self._dropped = self._dropped, []
-        return json.dumps([dropped, changed, encoded], separators=(",", ":")).encode() + b"\n"
+        is_unused = [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]
+        dropped = is_unused if drop_unused else []
+        for key in dropped:
+            self._forget(key)
+        return json.dumps([changed, dropped, encoded], separators=(",", ":")).encode() + b"\n"
 
     def unpack(self, line: bytes) -> Any:
         """The body of a message, after its changes have been made here too. `WireError` if it makes no sense."""
         try:
-            dropped, changed, body = json.loads(line)
-            for key in dropped:
-                self._forget(key)
+            changed, dropped, body = json.loads(line)
             for key, _, _, how in changed:
                 if key not in self._shared:
                     if key * self._step >= 0:
@@ -75,17 +78,13 @@ class Wire:
                     self._adopt(key, _empty(how))
             for key, kind, content, how in changed:
                 self._fill(key, kind, content, how)
+            for key in dropped:
+                self._forget(key)
             return self.decode(body)
         except WireError:
             raise
         except Exception as error:  # whatever can be wrong with a message that somebody made up
             raise WireError(f"{type(error).__name__}: {error}") from error
-
-    def drop_unused(self) -> None:
-        """Forget the lists and tensors that nobody else at this end refers to; the other end will, too."""
-        for key in [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]:
-            self._forget(key)
-            self._dropped.append(key)
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -259,7 +258,7 @@ def _named(names: list[str], items: list[Any]) -> Any:
 
 
 def _count_alone() -> int:
-    """What `sys.getrefcount` says of an object that only a dictionary holds, seen as `drop_unused` sees it."""
+    """What `sys.getrefcount` says of an object that only a dictionary holds, seen as `pack` sees it."""
     shared: dict[int, Any] = {0: []}
     return [sys.getrefcount(value) for _, value in shared.items()][0]
 
