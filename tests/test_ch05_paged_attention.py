@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error
+from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error, generator
 
 TASKS = (
     Task(
@@ -186,9 +186,9 @@ def random_qkv(
     m: int, c: int, heads: tuple[int, int], head_dim: int = 4, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [m, H, D], k and v [c, G, D]."""
-    generator = torch.Generator().manual_seed(1000 * m + 10 * c + seed)
+    chance = generator(1000 * m + 10 * c + seed)
     shapes = ((m, heads[0]), (c, heads[1]), (c, heads[1]))
-    q, k, v = (torch.randn(*shape, head_dim, generator=generator) for shape in shapes)
+    q, k, v = (torch.randn(*shape, head_dim, generator=chance) for shape in shapes)
     return q, k, v
 
 
@@ -464,7 +464,7 @@ def test_a_context_comes_out_in_order_wherever_its_blocks_lie(layer: Layer) -> N
 @pytest.mark.parametrize("after", [MILLION, -1, 2**40])
 def test_what_a_table_holds_past_its_end_is_no_block(layer: Layer, context_len: int, after: int) -> None:
     cache = torch.full((4, 4, 2, 3), NAN)
-    tokens = torch.randn(context_len, 2, 3, generator=torch.Generator().manual_seed(context_len))
+    tokens = torch.randn(context_len, 2, 3, generator=generator(context_len))
     table = [3, 1][: -(-context_len // 4)]
     for position in range(context_len):
         cache[table[position // 4], position % 4] = tokens[position]
@@ -612,7 +612,7 @@ def scattered(
     Returns the arguments of paged_attention up to query_start_loc, and every sequence's own q, k and v.
     """
     counts = [-(-context // block_size) for _, context in sequences]
-    order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(sum(counts) + 2, generator=generator(seed)).tolist()
     k_cache = torch.full((len(order), block_size, heads[1], 4), NAN)
     v_cache = k_cache.clone()
     tables = torch.full((len(sequences), max(counts) + 1), MILLION)
@@ -867,7 +867,7 @@ def test_a_long_bfloat16_context_is_summed_in_fp32(layer: Layer) -> None:
     q, k, v = random_qkv(1, 600, (4, 2))
     v += torch.arange(600.0)[:, None, None] / 200  # what comes late counts as much as what came first
     q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    table = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    table = torch.randperm(600, generator=generator(0))
     k_cache, v_cache = torch.empty_like(k)[:, None], torch.empty_like(v)[:, None]
     k_cache[table, 0], v_cache[table, 0] = k, v
     got = layer.attend_by_block(q[0], k_cache, v_cache, table, 600, 0.5)

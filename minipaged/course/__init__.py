@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from minipaged.course.layer import Layer
     from minipaged.course.notebook import check, machine_note, serve_with
     from minipaged.course.replay import Replay, Step
+    from minipaged.course.seed import generator
     from minipaged.course.sketch import sketch_pool, sketch_table
     from minipaged.course.tasks import Task
 
@@ -31,6 +32,7 @@ _MODULE_OF = {
     "expect": "expectation",
     "expect_close": "expectation",
     "expect_error": "expectation",
+    "generator": "seed",
     "machine_note": "notebook",
     "serve_with": "notebook",
     "sketch_pool": "sketch",
@@ -47,6 +49,7 @@ __all__ = [
     "expect",
     "expect_close",
     "expect_error",
+    "generator",
     "machine_note",
     "serve_with",
     "sketch_pool",

@@ -25,11 +25,14 @@ from typing import Any, TextIO
 import pytest
 
 from minipaged.chapters import Chapter
-from minipaged.course.tasks import find_chapter, grader_file
+from minipaged.course.pytest_plugin import ISOLATED
+from minipaged.course.seed import run_seed
+from minipaged.course.tasks import find_chapter, grader_file, hidden_file
 
 TIMEOUT_S = 60
 # One thread, the same order of sets every time, and no plugins that happen to be installed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+HIDDEN = "not shown: this is a hidden check"
 MAX_PRINTED = 2000  # characters of what the reader's code printed, the last ones
 MAX_MESSAGE = 1000  # characters of an exception's message
 _STUB = re.compile(r"ch\d\d_\w+, task \d+: ")  # what a stub says; torch raises NotImplementedError as well
@@ -65,18 +68,21 @@ class TestResult:
 
 
 def run_grader(
-    root: Path, chapter: Chapter, impl: str, task: int | None = None, timeout_s: float = TIMEOUT_S
-) -> list[TestResult]:
+    root: Path, chapter: Chapter, impl: str, task: int | None = None, timeout_s: float = TIMEOUT_S,
+    environment: dict[str, str] | None = None,
+) -> list[TestResult]:  # fmt: skip
     """Judge `impl` in a child process. A test that does not end within `timeout_s` is failed, and so is all
     after it."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
-        subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
+        is_name = impl in ("minipaged", "solutions", "exercises") or impl.startswith(ISOLATED)
+        subject = impl if is_name else str(Path(impl).resolve())
         arguments = [str(root), chapter.key, subject, str(results), str(task or 0)]
         child = subprocess.Popen(
             [sys.executable, "-m", "minipaged.course.grader", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True, cwd=root, env=os.environ | ENVIRONMENT,
+            text=True, errors="replace", start_new_session=True, cwd=root,
+            env=os.environ | ENVIRONMENT | (environment or {}),
         )  # fmt: skip
         try:
             output, _ = child.communicate(timeout=timeout_s)
@@ -99,11 +105,14 @@ def run_here(
     collector = _Collector(task, sink)
     options = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=no"]
     options += [f"--maxfail={max_failures}"]
+    if run_seed() is not None:
+        options += ["-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={run_seed()}"]
     plugin = ["-p", "minipaged.course.pytest_plugin", "--impl", impl, "--rootdir", str(root)]
-    file = str(grader_file(root, chapter))
-    return int(
-        pytest.main([*options, *plugin, "-c", str(root / "pyproject.toml"), file], plugins=[collector])
-    )
+    files = [str(grader_file(root, chapter))]
+    if run_seed() is not None and hidden_file(root, chapter).is_file():
+        files.append(str(hidden_file(root, chapter)))
+    arguments = [*options, *plugin, "-c", str(root / "pyproject.toml"), *files]
+    return int(pytest.main(arguments, plugins=[collector]))
 
 
 class _Collector:
@@ -150,9 +159,19 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         result.outcome, result.message = "missing", str(error)
     elif error is not None:
         result.outcome = "error"
-        result.message = f"{type(error).__name__}: {_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
+        name = "" if type(error).__name__ == "SubmissionGone" else f"{type(error).__name__}: "
+        result.message = f"{name}{_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
     if not report.passed:
         result.printed = _plain(report.capstdout)[-MAX_PRINTED:]
+    return _without_expected(result) if item.get_closest_marker("hidden") else result
+
+
+def _without_expected(result: TestResult) -> TestResult:
+    """What a learner may know of a hidden check: their own calls and values, and their own errors."""
+    if result.mismatch:
+        result.mismatch |= {"expected": HIDDEN, "mistake": None, "before": "", "wanted": ""}
+    elif result.message.startswith(("AssertionError", "Failed")):
+        result.message = HIDDEN
     return result
 
 
@@ -164,6 +183,8 @@ def _plain(text: str) -> str:
 def _place(call: pytest.CallInfo[None]) -> str:
     """Where the reader's own file was when an exception came: the deepest of its lines in the traceback."""
     assert call.excinfo is not None
+    if place := getattr(call.excinfo.value, "place", ""):  # it came from another process
+        return f"\n  in {place}"
     for entry in reversed(call.excinfo.traceback):
         path = Path(str(entry.path))
         if path.parent.name in ("exercises", "solutions") or path.stem.startswith("ch"):

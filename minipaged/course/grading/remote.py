@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -297,14 +298,22 @@ def _rebuild(message: str, place: str, classes: list[str]) -> Exception:
     An exception of its own is one of that name, made here, and is caught as the first class that is known.
     """
     known = {**vars(builtins), **vars(errors)}
+    kind: Any = RuntimeError  # what SystemExit becomes, for one
     for name in classes:
-        kind = known.get(name)
-        if isinstance(kind, type) and issubclass(kind, Exception) and not name.endswith("Group"):
+        found = known.get(name)
+        if isinstance(found, type) and issubclass(found, Exception) and not name.endswith("Group"):
+            kind = found
             break
-    else:
-        kind = RuntimeError  # SystemExit, for one
-    name = classes[0] if classes[0].isidentifier() else kind.__name__
-    same = type(name[:100], (kind,), {"__str__": lambda self: message, "__init__": lambda self: None})
-    error: Exception = same()
-    error.place = place  # type: ignore[attr-defined]
+    error = _error_class(classes[0][:100], kind)()
+    error.message, error.place = message, place
     return error
+
+
+@cache
+def _error_class(name: str, kind: type[Exception]) -> Any:
+    """A class of that name; always the same one, by which Hypothesis knows an error again."""
+
+    def show(self: Any) -> str:
+        return str(self.message)
+
+    return type(name, (kind,), {"__init__": lambda self: None, "__str__": show, "message": "", "place": ""})

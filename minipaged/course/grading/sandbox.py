@@ -181,14 +181,15 @@ def _wrap(level: str, command: list[str], shown: list[str], root: Path) -> list[
     """The command line that runs `command` at a level. shown: paths to be seen, beside the system's."""
     if level == "limits":
         return command
+    with_grader = ["setpriv", "--pdeathsig", "KILL"]  # nobody would stop it if the grader itself were gone
     is_root = os.geteuid() == 0
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
     if is_root:
         uid = str(FIRST_UID + os.getpid())
         drop += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     if level == "user":
-        return [*drop, *command] if is_root else ["false"]
-    unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
+        return [*with_grader, *drop, *command] if is_root else ["false"]
+    unshare = [*with_grader, "unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
     unshare += [] if is_root else ["--user", "--map-root-user"]
     paths = [path for path in dict.fromkeys([*SYSTEM, *_interpreter(), *DEVICES, *shown]) if _is_there(path)]
     return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", str(root), str(len(paths)), *paths, *drop, *command]
