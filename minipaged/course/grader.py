@@ -159,7 +159,7 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         result.outcome, result.message = "missing", str(error)
     elif error is not None:
         result.outcome = "error"
-        name = "" if type(error).__name__ == "SubmissionGone" else f"{type(error).__name__}: "
+        name = "" if type(error).__name__ in ("SubmissionGone", "StillGone") else f"{type(error).__name__}: "
         result.message = f"{name}{_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
     if not report.passed:
         result.printed = _plain(report.capstdout)[-MAX_PRINTED:]

@@ -30,6 +30,7 @@ from minipaged.course.layer import MissingName
 
 MAX_SHOWN = 4000  # bytes kept of what the submission printed, the last ones
 ENDED = "its process ended: it called exit, crashed, or went over a limit"
+START_S = 120.0  # seconds for Python to start and to import torch; a machine may be busy
 MAX_DEATHS = 3  # then the rest of the chapter is not tried
 
 
@@ -38,6 +39,10 @@ class SubmissionGone(BaseException):
 
     No `Exception`, so that Hypothesis does not try for a shorter example: every try would take as long.
     """
+
+
+class StillGone(Exception):
+    """The same, said again to a test that comes later."""
 
 
 class Remote:
@@ -91,7 +96,7 @@ class Connection(Wire):
     def __init__(self, process: Any, limits: Limits) -> None:
         super().__init__(step=1)
         self.process, self.limits = process, limits
-        self.seconds_left = limits.task_s
+        self.answer_s, self.seconds_left = limits.answer_s, limits.task_s
         self.unused: list[int] = []  # handles of `Remote`s that are gone
         self.methods: set[tuple[str, str]] = set()  # class and name of what is known to be a method
         self._remotes: WeakValueDictionary[int, Remote] = WeakValueDictionary()
@@ -133,6 +138,12 @@ class Connection(Wire):
             sandbox.stop(self.process)
             raise
 
+    def prepare(self, module: str) -> None:
+        """Import what is not the submission's, torch for one, without counting the seconds."""
+        self.answer_s = self.seconds_left = START_S
+        self.ask("prepare", name=module)
+        self.answer_s, self.seconds_left = self.limits.answer_s, self.limits.task_s
+
     def _take_in(self, line: bytes) -> Any:
         try:
             ((kind, content),) = self.unpack(line).items()
@@ -155,7 +166,7 @@ class Connection(Wire):
     def _exchange(self, message: bytes) -> bytes:
         """Write a message and read a line, within the time left; what is printed meanwhile is kept short."""
         begin = time.monotonic()
-        limit = min(self.limits.answer_s, self.seconds_left)
+        limit = min(self.answer_s, self.seconds_left)
         try:
             left, line = self._write(memoryview(message)), b""
             while left or not line:
@@ -222,19 +233,19 @@ class RemoteLayer:
         self._hidden: Functions | None = None
         self._folder = Path()
         self._connection: Connection | None = None
-        self._is_hopeless: BaseException | None = None  # the file can't be imported, or too much has gone wrong
+        self._is_hopeless: Exception | None = None  # the file can't be imported, or too much has gone wrong
         sandbox.adopt_orphans()
 
     def begin(self, task: int) -> None:
         """Get ready for a test of a task: in the sandbox that runs, or in a new one.
 
-        `Mismatch` if the file can't be imported; `SubmissionGone` if an earlier test of the task has ended it.
+        `Mismatch` if the file can't be imported; `StillGone` if an earlier test of the task has ended it.
         """
         if self._is_hopeless is not None:
             raise self._is_hopeless
         gone = self._connection.gone if self._connection else None
         if gone is not None and task == self._task:
-            raise gone
+            raise StillGone(str(gone))
         hidden = hidden_functions(self._root, self._chapter, task)
         if gone is not None or hidden != self._hidden:
             self.close()
@@ -269,7 +280,7 @@ class RemoteLayer:
             self._num_deaths += self._connection.gone is not None
             self._connection = None
         if self._num_deaths >= MAX_DEATHS:
-            self._is_hopeless = SubmissionGone(f"not tried: it has ended, or taken too long, {MAX_DEATHS} times")
+            self._is_hopeless = StillGone(f"not tried: it has ended, or taken too long, {MAX_DEATHS} times")
 
     def _start(self, hidden: Functions) -> None:
         if self._is_hopeless is not None:
@@ -280,6 +291,7 @@ class RemoteLayer:
         file.parent.mkdir()
         shutil.copyfile(self._file, file)
         self._connection = Connection(sandbox.start(view, file, self._folder, self._limits), self._limits)
+        self._connection.prepare(self._chapter.module)
         what = f"import {self._file.name}"
         try:
             self._module, self.given = self._connection.ask("load")

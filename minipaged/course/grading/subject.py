@@ -73,6 +73,9 @@ def _answer(request: dict[str, Any], file: str) -> dict[str, Any]:
         from minipaged.course.tasks import import_path
 
         value = (import_path(Path(file)), Given())
+    elif kind == "prepare":
+        importlib.import_module("minipaged.course.layer")
+        importlib.import_module(request["name"])
     elif kind == "get":
         of, name = request["of"], request["name"]
         value = getattr(of, name)
