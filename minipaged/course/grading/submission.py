@@ -62,13 +62,15 @@ def _read(file: Path) -> str:
     except OSError as error:
         reason = "is a link, not a file" if file.is_symlink() else f"can't be read: {error.strerror}"
         raise ValueError(f"{file.name} {reason}") from None
-    with open(handle, "rb") as source:
-        found = os.fstat(source.fileno())
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{file.name} is no ordinary file")
         if found.st_size > MAX_SOURCE:
             raise ValueError(f"{file.name} has {found.st_size:,} bytes, more than {MAX_SOURCE:,}")
-        data = source.read(MAX_SOURCE + 1)
+        data = b"".join(iter(lambda: os.read(handle, MAX_SOURCE), b""))
+    finally:
+        os.close(handle)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
