@@ -38,7 +38,9 @@ SLACK_S = 2.0
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs Linux or macOS")
 LEVEL = isolation().level if sys.platform != "win32" else ""
-needs_namespaces = pytest.mark.skipif(LEVEL != "namespaces", reason="needs namespaces: see docs/instructors.md")
+needs_namespaces = pytest.mark.skipif(
+    LEVEL != "namespaces", reason="needs namespaces: see docs/instructors.md"
+)
 
 NAIVE_TEST = f"""
 from {CH03.file_stem} import BlockAllocator
@@ -247,7 +249,9 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_an_endless_loop_ends_in_time(tmp_path: Path) -> None:
     file = Attack("BlockAllocator.allocate_many = lambda *_: [1 for _ in iter(int, 1)]").write(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "naive")
-    (tmp_path / "naive" / FILE).write_text((tmp_path / FILE).read_text() + "\nBlockAllocator.__init__ = lambda *_: None")
+    (tmp_path / "naive" / FILE).write_text(
+        (tmp_path / FILE).read_text() + "\nBlockAllocator.__init__ = lambda *_: None"
+    )
     with pytest.raises(subprocess.TimeoutExpired):
         naive_grade(tmp_path / "naive", timeout_s=5)
     file.write_text(file.read_text() + "\nBlockAllocator.__init__ = lambda *_, **__: None")
@@ -293,7 +297,9 @@ def test_processes_and_threads_are_not_left(name: str, tmp_path: Path) -> None:
     try:
         most = 0
         for _ in range(100):
-            running = [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path / "naive")]
+            running = [
+                one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path / "naive")
+            ]
             most = max(most, sum(one.num_threads() for one in running))
             if most > 80:
                 break

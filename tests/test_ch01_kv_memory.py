@@ -236,7 +236,8 @@ def test_a_block_size_of_true_is_not_a_whole_number(layer: Layer) -> None:
 
 @pytest.mark.task(2)
 def test_the_head_size_is_the_models_own(layer: Layer) -> None:
-    config = layer.given("dataclasses").replace(tiny(layer), head_dim=32)  # as in Qwen3 and Gemma: not hidden_size / num_heads
+    # As in Qwen3 and Gemma: not hidden_size / num_heads.
+    config = layer.given("dataclasses").replace(tiny(layer), head_dim=32)
     got = layer.num_blocks_for(8191, 2, config, torch.float32)
     mistakes = {7: "the head size is config.head_dim, not hidden_size // num_heads"}
     expect(

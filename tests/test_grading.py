@@ -1,7 +1,7 @@
 """Grading in isolation: what passes between the processes, what a grade says, a class, a hand-out.
 
 `tests/test_attacks.py` has what must not pass. With MINIPAGED_LONG=1, every solution, every different but right
-answer and every fresh exercise is graded in isolation, and every wrong answer fails there too; a few hours.
+answer and every fresh exercise is graded in isolation, and every wrong answer fails there too: hours.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def source(chapter: Chapter, kind: str = "solutions") -> str:
 class End(Wire):
     """One end, in this process; an object is named by its place in a list."""
 
-    objects: list[Any] = []
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.objects: list[Any] = []
 
     def encode_object(self, value: Any) -> Any:
         self.objects.append(value)
@@ -72,8 +74,8 @@ def across(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 0, -(10**50), 1.5, float("inf"), "é\ud800", b"\x00\xff", (), (1, (2.0,)), [[1], []], {(1, "a"): [2]},
-     {1, 2}, frozenset({3}), range(1, 9, 2), slice(None, 2)],
+    [None, True, 0, -(10**50), 1.5, float("inf"), "é\ud800", b"\x00\xff", (), (1, (2.0,)), [[1], []],
+     {(1, "a"): [2]}, {1, 2}, frozenset({3}), range(1, 9, 2), slice(None, 2)],
     ids=repr,
 )  # fmt: skip
 def test_plain_data_arrives_as_it_was(value: Any) -> None:
@@ -216,12 +218,16 @@ def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
     assert all(test["output"].endswith("py is no ordinary file") for test in grade["tests"]), grade["tests"]
 
 
-def test_the_command_writes_json_and_junit(exercise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_json_and_junit(
+    exercise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exercise.unlink()
     (exercise.parent / "notes.txt").write_text("")
     monkeypatch.chdir(ROOT)
     files = ["--json", str(tmp_path / "out.json"), "--junit", str(tmp_path / "out.xml")]
-    done = CliRunner().invoke(main, ["grade", str(exercise.parent), "--chapters", "ch03", "--seed", "5", *files])
+    done = CliRunner().invoke(
+        main, ["grade", str(exercise.parent), "--chapters", "ch03", "--seed", "5", *files]
+    )
     assert done.exit_code == 0, done.output
     assert "0 of 100 points" in done.output and "not looked at: 'notes.txt'" in done.output
     grade = json.loads((tmp_path / "out.json").read_text())
@@ -231,7 +237,13 @@ def test_the_command_writes_json_and_junit(exercise: Path, tmp_path: Path, monke
 
 
 def test_junit_takes_any_text() -> None:
-    test = {"name": "ch03 task 1: <&>", "status": "failed", "score": 0, "max_score": 1, "output": "\x00\x1b\ufffe<&"}
+    test = {
+        "name": "ch03 task 1: <&>",
+        "status": "failed",
+        "score": 0,
+        "max_score": 1,
+        "output": "\x00\x1b\ufffe<&",
+    }
     assert ElementTree.fromstring(to_junit({"tests": [test]}))[0][0].text == "???<&"
 
 
@@ -258,7 +270,10 @@ def test_plainly(layer):
     (submission / f"{CH09.file_stem}.py").write_text(source(CH09), encoding="utf-8")
     tests = grade_submission(course, submission, [CH09], seed=1)["tests"]
     assert [test["score"] == test["max_score"] for test in tests] == [n not in (1, 2) for n in range(7)]
-    assert ">>> recompute_flops(2, 3, 5, 7, 11)" in tests[1]["output"] and "this is a hidden check" in tests[1]["output"]
+    assert (
+        ">>> recompute_flops(2, 3, 5, 7, 11)" in tests[1]["output"]
+        and "this is a hidden check" in tests[1]["output"]
+    )
     assert "4242" not in json.dumps(tests)
 
 
@@ -342,10 +357,14 @@ def test_a_hand_out_has_no_answers(tmp_path: Path) -> None:
     out = tmp_path / "out"
     make_handout(ROOT, out)
     for chapter in graded_chapters(ROOT):
-        assert (out / "exercises" / f"{chapter.file_stem}.py").read_text() == source(chapter, "exercises/originals")
+        assert (out / "exercises" / f"{chapter.file_stem}.py").read_text() == source(
+            chapter, "exercises/originals"
+        )
         assert (out / "tests" / f"test_{chapter.file_stem}.py").is_file()
     assert not any((out / name).exists() for name in ("solutions", "tests/answers", "tests/hidden", ".git"))
-    marked = [file for file in out.rglob("*") if file.is_file() and b"### BEGIN SOLUTION\n" in file.read_bytes()]
+    marked = [
+        file for file in out.rglob("*") if file.is_file() and b"### BEGIN SOLUTION\n" in file.read_bytes()
+    ]
     assert marked == []
     with pytest.raises(ValueError, match="needs a new folder"):
         make_handout(ROOT, out)
@@ -390,7 +409,9 @@ def test_a_right_answer_gets_all_points(chapter: Chapter, answer: Answer, tmp_pa
 @is_long
 @pytest.mark.parametrize("chapter", graded_chapters(ROOT), ids=lambda chapter: chapter.key)
 def test_a_fresh_exercise_gets_none(chapter: Chapter, tmp_path: Path) -> None:
-    (tmp_path / f"{chapter.file_stem}.py").write_text(source(chapter, "exercises/originals"), encoding="utf-8")
+    (tmp_path / f"{chapter.file_stem}.py").write_text(
+        source(chapter, "exercises/originals"), encoding="utf-8"
+    )
     assert grade_submission(ROOT, tmp_path, [chapter], seed=20261130)["score"] == 0
 
 

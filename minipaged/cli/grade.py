@@ -20,9 +20,19 @@ from minipaged.course.tasks import find_chapter, find_root, graded_chapters
 @click.option("--chapters", multiple=True, metavar="chNN", help="Only these; several with commas. Else all.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write Gradescope's results.json.")
 @click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Use the seed of an earlier run.  [default: a fresh one]")
-@click.option("--out", type=click.Path(path_type=Path), help="With --all: the folder for results.  [default: FOLDER-grades]")
-@click.option("--jobs", type=click.IntRange(1), help="With --all: how many at a time.  [default: one per CPU]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Use the seed of an earlier run.  [default: a fresh one]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="With --all: the folder for results.  [default: FOLDER-grades]",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), help="With --all: how many at a time.  [default: one per CPU]"
+)
 def grade(
     folder: Path, is_class: bool, chapters: tuple[str, ...], json_file: Path | None, junit_file: Path | None,
     seed: int | None, out: Path | None, jobs: int | None,
@@ -64,8 +74,12 @@ def grade(
 
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--gradescope", is_flag=True, help="Instead: what Gradescope's container needs, without answers.")
-@click.option("--chapters", multiple=True, metavar="chNN", help="With --gradescope: what it grades. Else all.")
+@click.option(
+    "--gradescope", is_flag=True, help="Instead: what Gradescope's container needs, without answers."
+)
+@click.option(
+    "--chapters", multiple=True, metavar="chNN", help="With --gradescope: what it grades. Else all."
+)
 def handout(out: Path, gradescope: bool, chapters: tuple[str, ...]) -> None:
     """Make a copy of the course for students, without solutions and hidden checks.
 

@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A challenge goes beyond the engine, so the package has no answer to be judged. In isolation, the tests of
-    a task come one after the other, because each task may need a sandbox of its own."""
+    """A challenge goes beyond the engine, so the package has no answer to be judged. In isolation, the tests
+    of a task come one after the other, because each task may need a sandbox of its own."""
     for item in items:
         if item.path.parent.name == "hidden":
             item.add_marker(pytest.mark.hidden)
@@ -60,14 +60,15 @@ def task_number(item: pytest.Item) -> int | None:
 
 @pytest.fixture(scope="module")
 def layer(request: pytest.FixtureRequest) -> Iterator[object]:
-    """The subject under test; see `minipaged.course.layer` and, for grades, `minipaged.course.grading.remote`."""
+    """The subject under test; see `minipaged.course.layer`, and for grades `grading/remote.py`."""
     chapter, impl = chapter_of(Path(str(request.path))), request.config.getoption("--impl")
     if not impl.startswith(ISOLATED):
         from minipaged.course.layer import load_layer
 
         yield load_layer(request.config.rootpath, chapter, impl)
         return
-    from minipaged.course.grading.remote import Limits, RemoteLayer
+    from minipaged.course.grading.remote import RemoteLayer
+    from minipaged.course.grading.sandbox import Limits
 
     limits = Limits(**json.loads(os.environ.get("MINIPAGED_LIMITS", "{}")))
     remote = RemoteLayer(request.config.rootpath, chapter, Path(impl.removeprefix(ISOLATED)), limits)

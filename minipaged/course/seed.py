@@ -1,7 +1,7 @@
-"""The seed of a run of graders: 0 for oneself, and another one for each grade.
+"""The seed of a run of graders: none for oneself, and a fresh one for each grade.
 
-Why it exists: if the tests' random numbers were always the same, answers to them could be written down. What it
-leaves out: Hypothesis, which gets the same seed by an option (`grader.py`).
+Why it exists: if the tests' random numbers were always the same, answers to them could be written down. What
+it leaves out: Hypothesis, which gets the same seed by an option (`grader.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Grades that can be trusted: a submission runs alone in a sandbox, and everything else stays outside.
 
-Reading order: `wire.py` (what may pass between the two processes) → `subject.py` (the sandbox's side: runs the
-submission, answers calls) → `remote.py` (the grader's side: a layer that lives in another process) →
+Reading order: `wire.py` (what may pass between the two processes) → `subject.py` (the sandbox's side: runs
+the submission, answers calls) → `remote.py` (the grader's side: a layer that lives in another process) →
 `sandbox.py` (what the operating system keeps it from) → `package_view.py` (the package without the answers) →
 `submission.py` (what a student handed in) → `grade.py` (one submission, graded) → `results.py` (Gradescope,
 JUnit) → `class_run.py` (a whole class) → `handout.py` (what students and Gradescope get).

@@ -60,7 +60,9 @@ def _plan(root: Path, target: Path, chapters: list[Chapter], seed: int | None) -
     plan = {"seed": chosen, "chapters": [one.key for one in chapters], "tests": _version(root, chapters)}
     if old and old != plan:
         what = ", ".join(name for name in plan if plan[name] != old.get(name))
-        raise ValueError(f"{target} holds results of a run with other {what}: choose another folder with --out")
+        raise ValueError(
+            f"{target} holds results of a run with other {what}: choose another folder with --out"
+        )
     write_whole(file, json.dumps(plan, indent=1) + "\n")
     return plan
 
@@ -145,7 +147,8 @@ def _cell(text: str) -> str:
 
 def class_report(grades: list[Grade], failures: dict[str, str]) -> str:
     """A table in Markdown: for each task how many passed it, and the commonest mistake that has a name."""
-    lines = [f"# {TITLE}", "", f"{len(grades)} students.", "", "| task | passed | | commonest named mistake |",
+    lines = [f"# {TITLE}", "", f"{len(grades)} students.", ""]
+    lines += ["| task | passed | | commonest named mistake |",
              "|---|---|---|---|"]  # fmt: skip
     for name, tests in _by_task(grades).items():
         passed = sum(test["status"] == "passed" for test in tests)

@@ -1,7 +1,7 @@
 """One submission, graded: chapter after chapter, each in a grader process with a sandbox of its own.
 
-The grade is plain data, in the form that Gradescope reads: a list of tasks with scores and words, the sum, and
-under `extra_data` what a class's table needs. What it leaves out: other forms (`results.py`).
+The grade is plain data, in the form that Gradescope reads: a list of tasks with scores and words, the sum,
+and under `extra_data` what a class's table needs. What it leaves out: other forms (`results.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _grade_chapter(
         file = Path(folder) / f"{chapter.file_stem}.py"
         file.write_text(submission.texts[chapter.key], encoding="utf-8")
         results = run_grader(root, chapter, f"{ISOLATED}{file}", None, CHAPTER_S, environment)
-    lost = [result.message for result in results if result.message.startswith("while this test ran, the process")]
+    lost = [
+        result.message for result in results if result.message.startswith("while this test ran, the process")
+    ]
     if lost and isolation().level != "limits":  # there, a submission may have killed it; elsewhere it can't
         raise RuntimeError(f"the grader itself broke off, so this is no grade: {lost[0]}")
     return sort_results(chapter, tasks, results)

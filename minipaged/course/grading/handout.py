@@ -1,7 +1,7 @@
 """What students get, and what Gradescope gets: the course without solutions.
 
-What it leaves out: hiding the package. Its layers are there to be read, and chapter 3 can't be run without the
-others; a sandbox leaves out what a task asks for (`package_view.py`).
+What it leaves out: hiding the package. Its layers are there to be read, and a chapter can't be run without
+the others; a sandbox leaves out what a task asks for (`package_view.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_handout(root: Path, out: Path) -> str:
 
 
 def make_gradescope(root: Path, out: Path, chapters: list[Chapter]) -> str:
-    """Write what Gradescope wants in a zip file: setup.sh, run_autograder, and the course with hidden checks."""
+    """Write what Gradescope wants in a zip file: setup.sh, run_autograder, the course, and hidden checks."""
     _copy(root, out / "course", COURSE, graded_chapters(root))
     for chapter in chapters:
         if hidden_file(root, chapter).is_file():
@@ -56,10 +56,15 @@ def make_gradescope(root: Path, out: Path, chapters: list[Chapter]) -> str:
     pinned = re.search(r"^torch==\S+", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     keys = ",".join(chapter.key for chapter in chapters)
     torch = pinned[0] if pinned else "torch"
-    for name, text in (("setup.sh", SETUP.format(torch=torch)), ("run_autograder", RUN.format(chapters=keys))):
+    for name, text in (
+        ("setup.sh", SETUP.format(torch=torch)),
+        ("run_autograder", RUN.format(chapters=keys)),
+    ):
         (out / name).write_text(text, encoding="utf-8")
         (out / name).chmod(0o755)
-    return f"{out}: zip what is in it (cd {out} && zip -r ../autograder.zip .) and upload that; it grades {keys}"
+    return (
+        f"{out}: zip what is in it (cd {out} && zip -r ../autograder.zip .) and upload that; it grades {keys}"
+    )
 
 
 def _copy(root: Path, out: Path, names: Iterable[str], chapters: list[Chapter]) -> None:

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,9 @@ class Connection(Wire):
                 of, name = content
                 self.methods.add((of._kind, name))
                 return RemoteMethod(of, name)
-            error = _rebuild(str(content["message"]), str(content["place"]), [str(x) for x in content["classes"]])
+            error = _rebuild(
+                str(content["message"]), str(content["place"]), [str(x) for x in content["classes"]]
+            )
         except Exception as problem:  # whatever can be wrong with an answer that somebody made up
             raise SubmissionGone(f"its answer made no sense: {problem}") from None
         raise error
@@ -190,10 +193,8 @@ class Connection(Wire):
         """Write what the pipe takes; returns what is left, and waits for room only while something is."""
         pipe = self.process.stdin
         is_waiting = pipe in (key.fileobj for key in self._selector.get_map().values())
-        try:
+        with suppress(BlockingIOError):
             data = data[os.write(pipe.fileno(), data) :]
-        except BlockingIOError:
-            pass
         if data and not is_waiting:
             self._selector.register(pipe, selectors.EVENT_WRITE)
         elif not data and is_waiting:
@@ -218,6 +219,7 @@ class Connection(Wire):
         self._num_printed += len(data)
         if self._num_printed > self.limits.printed_mib << 20:
             raise SubmissionGone(f"it printed more than {self.limits.printed_mib} MiB")
+
 
 class RemoteLayer:
     """The names of a submission's file as attributes, and `given`, the rest of the engine; see `Layer`.

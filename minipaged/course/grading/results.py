@@ -1,4 +1,4 @@
-"""A grade in the forms that other programs read: Gradescope's results.json, JUnit XML, and lines for people."""
+"""A grade in the forms that others read: Gradescope's results.json, JUnit XML, and lines for people."""
 
 from __future__ import annotations
 

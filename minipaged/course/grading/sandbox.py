@@ -6,8 +6,8 @@ process numbers, so that it sees no other process and takes all of its own with 
 not even loopback; a user without rights. Elsewhere only the limits of setrlimit hold, and `isolation()` says
 so. The tools are those of util-linux: unshare, mount, chroot, setpriv.
 
-What it leaves out: a filter of system calls, and limits that several processes share (cgroups). A container or
-a virtual machine around the grader adds those.
+What it leaves out: a filter of system calls, and limits that several processes share (cgroups). A container
+or a virtual machine around the grader adds those.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import psutil
 MAX_PROCESSES = 64  # threads count, too
 FIRST_UID = 2_000_000  # far above any real user's; each grader has its own
 ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/tmp", "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "",
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/tmp",
+    "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "",
 }  # fmt: skip
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -45,7 +45,8 @@ mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs "$root/tmp"
 while [ "$count" -gt 0 ]; do
     path=$1; shift; count=$((count - 1))
     if [ -L "$path" ]; then cp -P "$path" "$root$path"; continue; fi
-    if [ -d "$path" ]; then mkdir -p "$root$path"; else mkdir -p "$(dirname "$root$path")"; : > "$root$path"; fi
+    mkdir -p "$(dirname "$root$path")"
+    if [ -d "$path" ]; then mkdir -p "$root$path"; else : > "$root$path"; fi
     mount --rbind "$path" "$root$path"
     case $path in /dev/*) ;; *) mount -o remount,bind,ro,nosuid,nodev "$root$path" ;; esac
 done
@@ -58,7 +59,7 @@ exec chroot "$root" "$@"
 @dataclass(frozen=True)
 class Limits:
     """What a submission may use. Seconds for which the grader waits: for one answer, and for all answers of a
-    task; cpu_s: CPU seconds of one process. Then MiB: address space of a process, one file, everything printed.
+    task; cpu_s: CPU seconds of a process. Then MiB: address space of a process, a file, all that is printed.
     """
 
     answer_s: float = 10.0
@@ -102,14 +103,15 @@ def isolation() -> Isolation:
 
 
 def _works(level: str) -> bool:
-    """Whether this interpreter starts at a level."""
+    """Whether this very interpreter starts at a level, with its packages."""
     try:
         with _empty_folder() as folder:
-            command = _wrap(level, [_python(), "-I", "-c", "import json, numpy; print('here')"], [], folder)
+            probe = [sys.executable, "-I", "-c", "import json, numpy, sys; print(sys.base_prefix)"]
+            command = _wrap(level, probe, [], folder)
             done = subprocess.run(command, capture_output=True, timeout=30, env=_environment(), text=True)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0 and done.stdout == "here\n"
+    return done.returncode == 0 and done.stdout == f"{sys.base_prefix}\n"
 
 
 class _empty_folder:
@@ -128,13 +130,13 @@ class _empty_folder:
 def start(view: Path, file: Path, scratch: Path, limits: Limits) -> subprocess.Popen[bytes]:
     """Start a submission's file: requests on stdin, answers on stdout, what it prints on stderr.
 
-    view: the folder with its copy of the package. scratch: an empty folder, where it runs at the lower levels.
+    view: the folder with its copy of the package. scratch: a folder, in which it runs at the lower levels.
     """
     level = isolation().level
     root = scratch / "root"
     root.mkdir()
     script = view / "minipaged" / "course" / "grading" / "subject.py"
-    command = [_python(), "-I", str(script), str(view), str(file), json.dumps(_rlimits(level, limits))]
+    command = [sys.executable, "-I", str(script), str(view), str(file), json.dumps(_rlimits(level, limits))]
     is_private = level == "namespaces"
     work = scratch / "work"
     work.mkdir()
@@ -189,14 +191,20 @@ def _wrap(level: str, command: list[str], shown: list[str], root: Path) -> list[
         drop += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     if level == "user":
         return [*with_grader, *drop, *command] if is_root else ["false"]
-    unshare = [*with_grader, "unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
+    unshare = [
+        *with_grader,
+        "unshare",
+        "--mount",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--fork",
+        "--kill-child",
+    ]
     unshare += [] if is_root else ["--user", "--map-root-user"]
     paths = [path for path in dict.fromkeys([*SYSTEM, *_interpreter(), *DEVICES, *shown]) if _is_there(path)]
     return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", str(root), str(len(paths)), *paths, *drop, *command]
-
-
-def _python() -> str:
-    return sys.executable
 
 
 def _interpreter() -> list[str]:

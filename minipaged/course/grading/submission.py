@@ -1,8 +1,8 @@
 """What a student handed in: one Python file a chapter, and nothing else of it is looked at.
 
 Why it exists: whatever else lies there, a conftest.py, a pytest.ini, a link to a file of the grader's, must
-not matter. So a chapter's file is read once, if it is an ordinary file of ordinary size, and only its text goes
-on. What it leaves out: whether it is Python. That is found out in the sandbox.
+not matter. So a chapter's file is read once, if it is an ordinary file of ordinary size, and only its text
+goes on. What it leaves out: whether it is Python. That is found out in the sandbox.
 """
 
 from __future__ import annotations

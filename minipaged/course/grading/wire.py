@@ -68,7 +68,7 @@ class Wire:
         return json.dumps([changed, dropped, encoded], separators=(",", ":")).encode() + b"\n"
 
     def unpack(self, line: bytes) -> Any:
-        """The body of a message, after its changes have been made here too. `WireError` if it makes no sense."""
+        """The body of a message, after its changes were made here too. `WireError` if it makes no sense."""
         try:
             changed, dropped, body = json.loads(line)
             for key, _, _, how in changed:
@@ -97,8 +97,8 @@ class Wire:
             return {"shared": self._share(value)}
         if kind is tuple:
             return {"tuple": [self.encode(item) for item in value]}
-        if issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
-            return {"named": [list(kind._fields), [self.encode(item) for item in tuple.__iter__(value)]]}
+        if issubclass(kind, tuple) and isinstance(names := getattr(kind, "_fields", None), tuple):
+            return {"named": [list(names), [self.encode(item) for item in tuple.__iter__(value)]]}
         if kind is dict:
             return {"dict": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
         if kind in (set, frozenset):
@@ -254,13 +254,14 @@ def _named(names: list[str], items: list[Any]) -> Any:
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or len(names) > 50:
             raise WireError(f"a tuple with a field {name!r}")
-    return namedtuple("Named", names)(*items)  # type: ignore[misc]
+    return namedtuple("Named", names)(*items)
 
 
 def _count_alone() -> int:
     """What `sys.getrefcount` says of an object that only a dictionary holds, seen as `pack` sees it."""
     shared: dict[int, Any] = {0: []}
-    return [sys.getrefcount(value) for _, value in shared.items()][0]
+    (count,) = [sys.getrefcount(value) for _, value in shared.items()]
+    return count
 
 
 _ALONE = _count_alone()
