@@ -378,7 +378,7 @@ def test_the_network_is_not_there(tmp_path: Path) -> None:
 
 
 def test_answers_to_the_public_examples_are_worth_nothing(tmp_path: Path) -> None:
-    """A table of all that the self-check asks passes it, for it asks the same every time; a grade does not."""
+    """A table of all that the self-check asks passes it, for it asks the same every time. A grade doesn't."""
     solution = (ROOT / "solutions" / f"{CH06.file_stem}.py").read_text(encoding="utf-8")
     file, table = tmp_path / f"{CH06.file_stem}.py", tmp_path / "table.jsonl"
     record = f"""
@@ -407,22 +407,29 @@ def blocks_saved(*args):
 
 
 MADE_UP = (
-    b"not json", b"[]", b"[[],[],{}]", b'[[],[],{"dict":[["value",true]]}]', b'[[],[],{"dict":[["value",{"shared":7}]]}]',
-    b'[[[5,"list",[],null]],[],null]', b'[[[-5,"tensor",["float32",[-1],""],["float32",[-1],[1]]]],[],null]',
-    b'[[[-5,"tensor",["float32",[4],""],["float32",[99999999999],[1]]]],[],null]', b"[" * 100_000,
-    b'[[],[],{"dict":[["value",{"named":[["__class__"],[1]]}]]}]', b'[[],[],{"dict":[["value",{"dtype":"load"}]]}]',
-)  # fmt: skip
+    b"not json",
+    b"[]",
+    b"[[],[],{}]",
+    b'[[],[],{"dict":[["value",true]]}]',
+    b'[[],[],{"dict":[["value",{"shared":7}]]}]',
+    b'[[[5,"list",[],null]],[],null]',
+    b'[[[-5,"tensor",["float32",[-1],""],["float32",[-1],[1]]]],[],null]',
+    b'[[[-5,"tensor",["float32",[4],""],["float32",[99999999999],[1]]]],[],null]',
+    b'[[],[],{"dict":[["value",{"named":[["__class__"],[1]]}]]}]',
+    b'[[],[],{"dict":[["value",{"dtype":"load"}]]}]',
+    b"[" * 30_000,
+)
 
 
 @pytest.mark.parametrize("message", MADE_UP, ids=range(len(MADE_UP)))
 def test_a_message_that_is_made_up_gives_nothing(message: bytes, tmp_path: Path) -> None:
-    """The submission finds the pipe and writes answers of its own into it, and then ends the process."""
+    """The submission finds the pipe, and writes an answer of its own into it."""
     code = f"""
-import os
-for fd in range(3, 30):
-    try: os.write(fd, {message[:50]!r} * {max(1, len(message) // 50)} if {len(message) > 200} else {message!r})
-    except OSError: pass
-    else:
-        os.write(fd, b"\\n")
-"""
+        import os
+        for fd in range(3, 30):
+            try:
+                os.write(fd, {message!r} + b"\\n")
+            except OSError:
+                pass
+        """
     expect_nothing(Attack(code).write(tmp_path))
