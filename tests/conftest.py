@@ -14,8 +14,8 @@ from minipaged.course.seed import run_seed
 MODEL = "smollm2-135m"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse when a neighbour is busy
 
-# No deadline, for a busy machine is no bug; the same examples every time, but for grades; and one failure, the
-# shortest. No phase "explain" either: it takes longer than all others together, and tells a reader nothing.
+# No deadline, for a busy machine is no bug; the same examples every time, but for grades; and one failure,
+# the shortest. No phase "explain": it takes longer than all others together, and tells a reader nothing.
 settings.register_profile(
     "minipaged", deadline=None, derandomize=run_seed() is None, database=None, report_multiple_bugs=False,
     print_blob=False, phases=(Phase.explicit, Phase.generate, Phase.shrink),

@@ -253,6 +253,7 @@ class RemoteLayer:
             self.close()
             self._start(hidden)
         assert self._connection is not None
+        self._connection.forget_all()  # of the tests before; a failed one is kept by its traceback
         if task != self._task:
             self._task, self._connection.seconds_left = task, self._limits.task_s
 

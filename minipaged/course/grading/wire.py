@@ -39,6 +39,7 @@ class Wire:
         self._keys: dict[int, int] = {}  # and their keys, by `id`
         self._known: dict[int, Any] = {}  # the content that the other end has
         self._fresh: list[int] = []  # keys that the other end has not got yet
+        self._stale: set[int] = set()  # keys that will be forgotten, unless they are used once more
 
     def encode_object(self, value: Any) -> Any:
         """What stands for an object of this end, or for one of the other, as `{"object": [handle, name]}`."""
@@ -62,10 +63,15 @@ class Wire:
         while self._fresh:  # lists within lists
             self._tell(self._fresh[0], changed)
         is_unused = [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]
-        dropped = is_unused if drop_unused else []
+        dropped = list({*is_unused, *self._stale}) if drop_unused else []
+        self._stale.clear()
         for key in dropped:
             self._forget(key)
         return json.dumps([changed, dropped, encoded], separators=(",", ":")).encode() + b"\n"
+
+    def forget_all(self) -> None:
+        """Let all lists and tensors so far be different ones at both ends, from the next message on."""
+        self._stale = set(self._shared)
 
     def unpack(self, line: bytes) -> Any:
         """The body of a message, after its changes were made here too. `WireError` if it makes no sense."""
@@ -149,6 +155,7 @@ class Wire:
             key = self._last_key
             self._adopt(key, value)
             self._fresh.append(key)
+        self._stale.discard(key)
         return key
 
     def _adopt(self, key: int, value: Any) -> None:
