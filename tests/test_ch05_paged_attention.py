@@ -586,7 +586,7 @@ def test_every_head_and_every_token_has_a_maximum_of_its_own(layer: Layer, diffe
     q[...], k[...] = 0.0, 0.0
     q[..., 0], k[..., 0] = 1.0, torch.arange(6.0)[:, None] / 5
     q[..., 1], k[..., 1] = 300 * (torch.arange(4.0) if differ == "heads" else torch.arange(3.0)[:, None]), 1.0
-    got = layer.attend(q, k, v, 1.0)
+    got = layer.attend(q.clone(), k.clone(), v.clone(), 1.0)
     what = f"whether there is NaN or infinity where the scores of two {differ} are 300 apart"
     expect(what, bool((~got.isfinite()).any()), False, {True: ONE_MAXIMUM})
     check_attend(layer, q, k, v, scale=1.0, atol=1e-3)
@@ -827,11 +827,11 @@ def test_what_is_passed_in_is_not_changed(layer: Layer) -> None:
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
 def test_block_by_block_equals_the_whole(layer: Layer, context: int, heads: tuple[int, int]) -> None:
     arguments, [(q, k, v)] = scattered([(1, context)], heads=heads)
-    got = layer.attend_by_block(q[0], *arguments[1:3], arguments[3][0], context, 0.7)
+    expected = naive_attention(q, k, v, 0.7)[0]  # before the call, which might change q
+    got = layer.attend_by_block(q[0].clone(), *arguments[1:3], arguments[3][0], context, 0.7)
     what = f"attend_by_block of a context of {context}, blocks of 4 tokens, H={heads[0]}, G={heads[1]}"
     if bool(got.isnan().any()):
         expect(f"whether there is NaN in {what}", True, False, {True: READ_UNWRITTEN})
-    expected = naive_attention(q, k, v, 0.7)[0]
     wrong = ((tensor[0], name) for tensor, name in known_mistakes(q, k, v, 0.7))
     expect_close(what, got, expected, atol=1e-5, rtol=1e-5, mistakes=wrong)
 
@@ -844,7 +844,7 @@ def test_scores_may_be_larger_than_exp_can_bear(layer: Layer, offset: float) -> 
     cache = arguments[1].clone()
     for position in range(10):
         cache[arguments[3][0, position // 4], position % 4] = k[position]
-    got = layer.attend_by_block(q[0], cache, arguments[2], arguments[3][0], 10, 1.0)
+    got = layer.attend_by_block(q[0].clone(), cache, arguments[2], arguments[3][0], 10, 1.0)
     not_finite = bool((~got.isfinite()).any())
     expect("whether a result of scores near ±1500 has NaN or infinity", not_finite, False, {True: NO_MAXIMUM})
     what = f"attend_by_block with scores near {offset:g}"
@@ -870,6 +870,6 @@ def test_a_long_bfloat16_context_is_summed_in_fp32(layer: Layer) -> None:
     table = torch.randperm(600, generator=generator(0))
     k_cache, v_cache = torch.empty_like(k)[:, None], torch.empty_like(v)[:, None]
     k_cache[table, 0], v_cache[table, 0] = k, v
-    got = layer.attend_by_block(q[0], k_cache, v_cache, table, 600, 0.5)
+    got = layer.attend_by_block(q[0].clone(), k_cache, v_cache, table, 600, 0.5)
     what = "attend_by_block of a bfloat16 context of 600, blocks of 1 token"
     expect_close(what, got, naive_attention(q, k, v, 0.5)[0], atol=1e-2, rtol=1e-2)

@@ -3,7 +3,7 @@
 Reading order: `tasks.py` (what a chapter asks) → `layer.py` (the subject under test) → `expectation.py` and
 `replay.py` (how a grader states what must hold) → `grader.py` (runs it in a child process) → `report.py`
 (what came out, in points and words) → `stubs.py` (exercises from solutions) → `answers.py` (the graders'
-test).
+test). For grades that others rely on: `grading/`.
 
 The names below are all that a grader or a notebook imports; each is imported when it is first used.
 """
