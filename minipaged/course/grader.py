@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import pytest
 
 from minipaged.chapters import Chapter
@@ -75,6 +76,7 @@ def run_grader(
     after it."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
+        os.chmod(folder, 0o711)  # a sandbox is made in it, maybe for another user
         is_name = impl in ("minipaged", "solutions", "exercises") or impl.startswith(ISOLATED)
         subject = impl if is_name else str(Path(impl).resolve())
         arguments = [str(root), chapter.key, subject, str(results), str(task or 0)]
@@ -82,7 +84,7 @@ def run_grader(
             [sys.executable, "-m", "minipaged.course.grader", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True, cwd=root,
-            env=os.environ | ENVIRONMENT | (environment or {}),
+            env=os.environ | ENVIRONMENT | {"TMPDIR": folder} | (environment or {}),
         )  # fmt: skip
         try:
             output, _ = child.communicate(timeout=timeout_s)
@@ -204,6 +206,8 @@ def _read_results(lines: list[dict[str, Any]], ending: str, output: str) -> list
 
 def _kill(child: subprocess.Popen[str]) -> None:
     """End the child and whatever it has started; it leads a process group of its own where there are any."""
+    with suppress(psutil.Error):
+        kill_children(psutil.Process(child.pid))
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -211,10 +215,18 @@ def _kill(child: subprocess.Popen[str]) -> None:
     child.wait()
 
 
+def kill_children(process: psutil.Process) -> None:
+    """End all that a process has started, sandboxes too, which lead groups of their own."""
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+
+
 def _end_with(parent: int) -> None:
     """End this process when its parent is gone, however that came: nobody would stop an endless loop then."""
     while os.getppid() == parent:
         time.sleep(1)
+    kill_children(psutil.Process())
     os._exit(1)
 
 

@@ -23,6 +23,7 @@ import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from minipaged.chapters import Chapter
+from minipaged.course.grader import kill_children
 from minipaged.course.grading.grade import Grade, fresh_seed, grade_submission
 from minipaged.course.grading.package_view import PACKAGE
 from minipaged.course.grading.results import to_json, write_whole
@@ -118,8 +119,7 @@ def _grade_all(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             while any(future.running() for future in running):  # one may be about to start another chapter
-                for grader in psutil.Process().children():
-                    grader.kill()
+                kill_children(psutil.Process())
                 time.sleep(0.1)
             raise
     return failures

@@ -67,12 +67,17 @@ def _grade_chapter(
         file = Path(folder) / f"{chapter.file_stem}.py"
         file.write_text(submission.texts[chapter.key], encoding="utf-8")
         results = run_grader(root, chapter, f"{ISOLATED}{file}", None, CHAPTER_S, environment)
-    lost = [
-        result.message for result in results if result.message.startswith("while this test ran, the process")
-    ]
-    if lost and isolation().level != "limits":  # there, a submission may have killed it; elsewhere it can't
-        raise RuntimeError(f"the grader itself broke off, so this is no grade: {lost[0]}")
+    _check_grader(results)
     return sort_results(chapter, tasks, results)
+
+
+def _check_grader(results: list[TestResult]) -> None:
+    """RuntimeError if the grader itself has failed: then there is no grade."""
+    for result in results:
+        # At the level "limits", a submission may have killed its grader: no points. Elsewhere it can't.
+        is_lost = result.message.startswith("while this test ran, the process ended")
+        if result.message.startswith("NoSandbox") or (is_lost and isolation().level != "limits"):
+            raise RuntimeError(f"the grader itself broke off: {result.message}")
 
 
 def _entry(report: ChapterReport, task: TaskReport) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class SubmissionGone(BaseException):
     """
 
 
+class NoSandbox(RuntimeError):
+    """The grader's own failure."""
+
+
 class StillGone(Exception):
     """The same, said again to a test that comes later."""
 
@@ -142,7 +146,10 @@ class Connection(Wire):
     def prepare(self, module: str) -> None:
         """Import what is not the submission's, torch for one, without counting the seconds."""
         self.answer_s = self.seconds_left = START_S
-        self.ask("prepare", name=module)
+        try:
+            self.ask("prepare", name=module)
+        except SubmissionGone as gone:  # nothing of the submission has run yet
+            raise NoSandbox(f"the sandbox does not start: {gone}\n{self.take_printed()}") from None
         self.answer_s, self.seconds_left = self.limits.answer_s, self.limits.task_s
 
     def _take_in(self, line: bytes) -> Any:

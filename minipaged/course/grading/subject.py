@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -105,16 +105,10 @@ def _describe(error: BaseException, file: str) -> dict[str, Any]:
 def _limit(limits: dict[str, int]) -> None:
     """What this process may use, by the names of setrlimit, once and for all. Where the system knows no such
     limit, there is none."""
-    try:
-        resource = importlib.import_module("resource")
-    except ImportError:  # Windows
-        return
+    resource: Any = importlib.import_module("resource")
     for name, value in limits.items():
-        set_limit: Callable[..., None] = resource.setrlimit
-        try:
-            set_limit(getattr(resource, name), (value, value))
-        except (AttributeError, ValueError, OSError):
-            continue
+        with suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (value, value))
 
 
 if __name__ == "__main__":
