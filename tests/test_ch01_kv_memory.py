@@ -6,7 +6,6 @@ attention head by head in double precision.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error
+from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error, generator
 
 TASKS = (
     Task(
@@ -237,7 +236,8 @@ def test_a_block_size_of_true_is_not_a_whole_number(layer: Layer) -> None:
 
 @pytest.mark.task(2)
 def test_the_head_size_is_the_models_own(layer: Layer) -> None:
-    config = replace(tiny(layer), head_dim=32)  # as in Qwen3 and Gemma: not hidden_size / num_heads
+    # As in Qwen3 and Gemma: not hidden_size / num_heads.
+    config = layer.given("dataclasses").replace(tiny(layer), head_dim=32)
     got = layer.num_blocks_for(8191, 2, config, torch.float32)
     mistakes = {7: "the head size is config.head_dim, not hidden_size // num_heads"}
     expect(
@@ -377,9 +377,9 @@ def test_scores_are_scaled_by_the_root_of_the_head_size(layer: Layer) -> None:
 @pytest.mark.task(4)
 @pytest.mark.parametrize("H, G, D, C", [(1, 1, 4, 1), (3, 3, 5, 7), (4, 2, 8, 5), (6, 2, 3, 9), (8, 1, 4, 6)])
 def test_every_query_head_uses_the_kv_head_of_its_group(layer: Layer, H: int, G: int, D: int, C: int) -> None:
-    generator = torch.Generator().manual_seed(100 * H + G)
-    q = torch.randn(H, D, generator=generator)
-    k, v = torch.randn(C, G, D, generator=generator), torch.randn(C, G, D, generator=generator)
+    chance = generator(100 * H + G)
+    q = torch.randn(H, D, generator=chance)
+    k, v = torch.randn(C, G, D, generator=chance), torch.randn(C, G, D, generator=chance)
     before = q.clone(), k.clone(), v.clone()
     expect_attention(layer, f"attend_one with H = {H}, G = {G}, D = {D}, C = {C}", q, k, v)
     unchanged = all(torch.equal(now, old) for now, old in zip((q, k, v), before, strict=True))
@@ -399,14 +399,15 @@ def test_heads_with_small_scores_stand_beside_heads_with_large_ones(layer: Layer
     q = torch.tensor([[2.0, 0, 0, 0], [2.0, 600, 0, 0]])
     k = torch.tensor([[0.0, 1, 0, 0], [1.0, 1, 0, 0], [0.5, 1, 0, 0]]).view(3, 1, 4)
     v = torch.arange(12.0).view(3, 1, 4)
+    expected = attention_of(q, k, v)
     got = layer.attend_one(q, k, v)  # atol: near 300, numbers in fp32 are 3e-5 apart
     what = "attend_one with scores of 0 to 1 in head 0, and of 300 to 301 in head 1"
-    expect_close(what, got, attention_of(q, k, v), atol=1e-3)
+    expect_close(what, got, expected, atol=1e-3)
 
 
 @pytest.mark.task(4)
 def test_queries_may_be_a_part_of_a_larger_tensor(layer: Layer) -> None:
-    qkv = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(4))
+    qkv = torch.randn(3, 8, 6, generator=generator(4))
     q, k, v = qkv[-1, :, :4].t()[:, :5], qkv[:, 4:6, :5], qkv[:, 6:, :5]
     expect_attention(layer, "attend_one with q, k and v as strided views, H = 4, G = 2", q, k, v)
 
@@ -508,9 +509,9 @@ def test_any_history_of_appends(layer: Layer, sizes: list[int]) -> None:
 
 def a_layer(num_heads: int, num_kv_heads: int, num_tokens: int) -> tuple[torch.Tensor, ...]:
     """x [C, 6] and w_q [6, H, 4], w_k, w_v [6, G, 4]."""
-    generator = torch.Generator().manual_seed(num_heads)
+    chance = generator(num_heads)
     shapes = ((num_tokens, 6), (6, num_heads, 4), (6, num_kv_heads, 4), (6, num_kv_heads, 4))
-    x, w_q, w_k, w_v = (torch.randn(shape, generator=generator) for shape in shapes)
+    x, w_q, w_k, w_v = (torch.randn(shape, generator=chance) for shape in shapes)
     return x, w_q, w_k, w_v
 
 

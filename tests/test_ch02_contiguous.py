@@ -734,7 +734,7 @@ def expect_compact(layer: Layer, reservations: dict[int, int]) -> None:
     wanted = [f"{name}{i}" for name, size in order for i in range(size)]
     places = [sum(size for _, size in order[:index]) for index in range(len(order))]
     what = f"compact({reservations})"
-    moves = layer.compact(reservations)
+    moves = layer.compact(dict(reservations))
     if not isinstance(moves, list):
         raise Mismatch(what, "a list of moves", repr(moves))
     for move in moves:

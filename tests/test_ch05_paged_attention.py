@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error
+from minipaged.course import Layer, Replay, Step, Task, expect, expect_close, expect_error, generator
 
 TASKS = (
     Task(
@@ -187,9 +187,9 @@ def random_qkv(
     m: int, c: int, heads: tuple[int, int], head_dim: int = 4, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [m, H, D], k and v [c, G, D]."""
-    generator = torch.Generator().manual_seed(1000 * m + 10 * c + seed)
+    chance = generator(1000 * m + 10 * c + seed)
     shapes = ((m, heads[0]), (c, heads[1]), (c, heads[1]))
-    q, k, v = (torch.randn(*shape, head_dim, generator=generator) for shape in shapes)
+    q, k, v = (torch.randn(*shape, head_dim, generator=chance) for shape in shapes)
     return q, k, v
 
 
@@ -480,7 +480,7 @@ def test_a_context_comes_out_in_order_wherever_its_blocks_lie(layer: Layer) -> N
 @pytest.mark.parametrize("after", [MILLION, -1, 2**40])
 def test_what_a_table_holds_past_its_end_is_no_block(layer: Layer, context_len: int, after: int) -> None:
     cache = torch.full((4, 4, 2, 3), NAN)
-    tokens = torch.randn(context_len, 2, 3, generator=torch.Generator().manual_seed(context_len))
+    tokens = torch.randn(context_len, 2, 3, generator=generator(context_len))
     table = [3, 1][: -(-context_len // 4)]
     for position in range(context_len):
         cache[table[position // 4], position % 4] = tokens[position]
@@ -502,6 +502,7 @@ def test_what_is_gathered_is_a_copy_with_the_dtype_of_the_cache(layer: Layer) ->
         "gather_context(cache of bfloat16 ones, [1, 2], 4)", got, torch.ones(4, 1, 2, dtype=torch.bfloat16)
     )
     got.zero_()
+    layer.settle()
     expect("the cache, after the result was overwritten", cache, torch.ones(3, 2, 1, 2, dtype=torch.bfloat16))
 
 
@@ -509,7 +510,9 @@ def test_what_is_gathered_is_a_copy_with_the_dtype_of_the_cache(layer: Layer) ->
 @pytest.mark.parametrize("context_len", [1, 3, 4])
 def test_a_context_of_one_block_is_a_copy_too(layer: Layer, context_len: int) -> None:
     cache = torch.ones(3, 4, 1, 2)
-    layer.gather_context(cache, torch.tensor([1, 2]), context_len).zero_()
+    got = layer.gather_context(cache, torch.tensor([1, 2]), context_len)
+    got.zero_()
+    layer.settle()
     what = f"the cache, after the result of gather_context(cache, [1, 2], {context_len}) was overwritten"
     expect(what, cache, torch.ones(3, 4, 1, 2))
 
@@ -603,7 +606,7 @@ def test_every_head_and_every_token_has_a_maximum_of_its_own(layer: Layer, diffe
     q[...], k[...] = 0.0, 0.0
     q[..., 0], k[..., 0] = 1.0, torch.arange(6.0)[:, None] / 5
     q[..., 1], k[..., 1] = 300 * (torch.arange(4.0) if differ == "heads" else torch.arange(3.0)[:, None]), 1.0
-    got = layer.attend(q, k, v, 1.0)
+    got = layer.attend(q.clone(), k.clone(), v.clone(), 1.0)
     what = f"whether there is NaN or infinity where the scores of two {differ} are 300 apart"
     expect(what, bool((~got.isfinite()).any()), False, {True: ONE_MAXIMUM})
     check_attend(layer, q, k, v, scale=1.0, atol=1e-3)
@@ -629,7 +632,7 @@ def scattered(
     Returns the arguments of paged_attention up to query_start_loc, and every sequence's own q, k and v.
     """
     counts = [-(-context // block_size) for _, context in sequences]
-    order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(sum(counts) + 2, generator=generator(seed)).tolist()
     k_cache = torch.full((len(order), block_size, heads[1], 4), NAN)
     v_cache = k_cache.clone()
     tables = torch.full((len(sequences), max(counts) + 1), MILLION)
@@ -847,12 +850,11 @@ def test_what_is_passed_in_is_not_changed(layer: Layer) -> None:
 def test_block_by_block_equals_the_whole(layer: Layer, context: int, heads: tuple[int, int]) -> None:
     arguments, [(q, k, v)] = scattered([(1, context)], heads=heads)
     what = f"attend_by_block of a context of {context}, blocks of 4 tokens, H={heads[0]}, G={heads[1]}"
-    before = [tensor.clone() for tensor in arguments]
+    before, expected = [tensor.clone() for tensor in arguments], naive_attention(q, k, v, 0.7)[0]
     got = layer.attend_by_block(q[0], *arguments[1:3], arguments[3][0], context, 0.7)
     expect_unchanged(what, (q, *arguments[1:]), before)
     if bool(got.isnan().any()):
         expect(f"whether there is NaN in {what}", True, False, {True: READ_UNWRITTEN})
-    expected = naive_attention(q, k, v, 0.7)[0]
     wrong = ((tensor[0], name) for tensor, name in known_mistakes(q, k, v, 0.7))
     expect_close(what, got, expected, atol=1e-5, rtol=1e-5, mistakes=wrong)
 
@@ -865,7 +867,7 @@ def test_scores_may_be_larger_than_exp_can_bear(layer: Layer, offset: float) -> 
     cache = arguments[1].clone()
     for position in range(10):
         cache[arguments[3][0, position // 4], position % 4] = k[position]
-    got = layer.attend_by_block(q[0], cache, arguments[2], arguments[3][0], 10, 1.0)
+    got = layer.attend_by_block(q[0].clone(), cache, arguments[2], arguments[3][0], 10, 1.0)
     not_finite = bool((~got.isfinite()).any())
     expect("whether a result of scores near ±1500 has NaN or infinity", not_finite, False, {True: NO_MAXIMUM})
     what = f"attend_by_block with scores near {offset:g}"
@@ -888,9 +890,9 @@ def test_a_long_bfloat16_context_is_summed_in_fp32(layer: Layer) -> None:
     q, k, v = random_qkv(1, 600, (4, 2))
     v += torch.arange(600.0)[:, None, None] / 200  # what comes late counts as much as what came first
     q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    table = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    table = torch.randperm(600, generator=generator(0))
     k_cache, v_cache = torch.empty_like(k)[:, None], torch.empty_like(v)[:, None]
     k_cache[table, 0], v_cache[table, 0] = k, v
-    got = layer.attend_by_block(q[0], k_cache, v_cache, table, 600, 0.5)
+    got = layer.attend_by_block(q[0].clone(), k_cache, v_cache, table, 600, 0.5)
     what = "attend_by_block of a bfloat16 context of 600, blocks of 1 token"
     expect_close(what, got, naive_attention(q, k, v, 0.5)[0], atol=1e-2, rtol=1e-2)

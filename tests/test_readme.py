@@ -53,9 +53,10 @@ def test_every_command_named_exists_with_its_subcommand(command: str) -> None:
         names, group = names[1:], found
 
 
-def test_the_commands_that_a_reader_should_try_first_are_there() -> None:
+def test_the_commands_that_a_reader_or_a_teacher_should_try_first_are_there() -> None:
     first = {command.split()[1] for command in commands("minipaged")}
-    assert first == {"fetch", "doctor", "demo", "chat", "generate", "bench", "check", "hint", "reset"}
+    learn = {"fetch", "doctor", "demo", "chat", "generate", "bench", "check", "hint", "reset"}
+    assert first == learn | {"grade", "handout"}
     assert [command.split()[1] for command in commands("make")] == ["learn", "test", "learn"]
 
 

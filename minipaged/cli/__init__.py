@@ -37,6 +37,8 @@ LAZY_COMMANDS = {
     "check": ("course", "Grade your exercises, and say what is wrong."),
     "hint": ("course", "Show the next hint for a task."),
     "reset": ("course", "Start a chapter's exercise anew, keeping a backup."),
+    "grade": ("grade", "For instructors: grade a submission, or a class, in isolation."),
+    "handout": ("grade", "For instructors: a copy of the course without solutions."),
     "bench": ("bench", "Measure speed and memory."),
     "kernels": ("kernels", "Compile the Triton kernels for GPUs that are not here."),
 }

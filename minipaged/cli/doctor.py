@@ -143,7 +143,7 @@ def _check_model() -> Finding:
 
 def _check_memory() -> Finding:
     try:
-        import psutil  # type: ignore[import-untyped]
+        import psutil
 
         from minipaged.llm import DEFAULT_CPU_KV_BYTES
     except Exception as error:

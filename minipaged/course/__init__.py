@@ -3,7 +3,7 @@
 Reading order: `tasks.py` (what a chapter asks) → `layer.py` (the subject under test) → `expectation.py` and
 `replay.py` (how a grader states what must hold) → `grader.py` (runs it in a child process) → `report.py`
 (what came out, in points and words) → `stubs.py` (exercises from solutions) → `answers.py` (the graders'
-test).
+test). For grades that others rely on: `grading/`.
 
 The names below are all that a grader or a notebook imports; each is imported when it is first used.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from minipaged.course.layer import Layer
     from minipaged.course.notebook import check, machine_note, serve_with
     from minipaged.course.replay import Replay, Step
+    from minipaged.course.seed import generator
     from minipaged.course.sketch import sketch_pool, sketch_table
     from minipaged.course.tasks import Task
 
@@ -31,6 +32,7 @@ _MODULE_OF = {
     "expect": "expectation",
     "expect_close": "expectation",
     "expect_error": "expectation",
+    "generator": "seed",
     "machine_note": "notebook",
     "serve_with": "notebook",
     "sketch_pool": "sketch",
@@ -47,6 +49,7 @@ __all__ = [
     "expect",
     "expect_close",
     "expect_error",
+    "generator",
     "machine_note",
     "serve_with",
     "sketch_pool",

@@ -27,10 +27,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import psutil
 import pytest
 
 from minipaged.chapters import Chapter
-from minipaged.course.tasks import find_chapter, grader_file
+from minipaged.course.pytest_plugin import ISOLATED
+from minipaged.course.seed import run_seed
+from minipaged.course.tasks import find_chapter, grader_file, hidden_file
 
 TEST_LIMIT_S = 10.0  # of processor time for one test; the slowest of a right answer takes a second or two
 SLEEP_FACTOR = 6  # so many times that by the clock, for a test that sleeps, and on a busy machine
@@ -38,6 +41,7 @@ TIMEOUT_S = 300.0  # for a chapter, by the clock
 # One thread, the same order of sets every time, and no plugins that happen to be installed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 ORDER, RESULTS, STACK = "order.json", "results.jsonl", "stack.txt"  # what parent and child pass each other
+HIDDEN = "not shown: this is a hidden check"
 MAX_PRINTED = 2000  # characters of what the reader's code printed, the last ones
 MAX_MESSAGE = 1000  # characters of an exception's message
 _STUB = re.compile(r"ch\d\d_\w+, task \d+: ")  # what a stub says; torch raises NotImplementedError as well
@@ -75,15 +79,17 @@ class TestResult:
 
 def run_grader(
     root: Path, chapter: Chapter, impl: str, task: int | None = None,
-    limit_s: float = TEST_LIMIT_S, timeout_s: float = TIMEOUT_S,
+    limit_s: float = TEST_LIMIT_S, timeout_s: float = TIMEOUT_S, environment: dict[str, str] | None = None,
 ) -> list[TestResult]:  # fmt: skip
     """Judge `impl` in a child process, and in another one what is left if a test has ended the first.
 
     A test that takes more than `limit_s` of processor time has failed, and so has one that ends the process;
     the other tests of its task are left out then, and those of other tasks, which may well run into the same
     loop, get a third of the time. `timeout_s` is for all together: what has not been judged by then is not.
+    `environment` is added to the children's.
     """
-    subject = impl if impl in ("minipaged", "solutions", "exercises") else str(Path(impl).resolve())
+    is_name = impl in ("minipaged", "solutions", "exercises") or impl.startswith(ISOLATED)
+    subject = impl if is_name else str(Path(impl).resolve())
     end = time.monotonic() + timeout_s
     results: list[TestResult] = []
     lost: list[int] = []  # tasks of tests that never said anything
@@ -91,7 +97,7 @@ def run_grader(
         order = {"root": str(root), "key": chapter.key, "impl": subject, "task": task,
                  "limit_s": limit_s / 3 if lost else limit_s,
                  "judged": [result.name for result in results], "lost": lost}  # fmt: skip
-        lines, ending, output = _run_child(root, order, end)
+        lines, ending, output = _run_child(root, order, end, environment or {})
         if not lines and not results:
             raise RuntimeError(f"the grader could not run ({ending}):\n{output[-3000:]}")
         results += [TestResult(**line) for line in lines if "running" not in line]
@@ -103,15 +109,19 @@ def run_grader(
     return results
 
 
-def _run_child(root: Path, order: dict[str, Any], end: float) -> tuple[list[dict[str, Any]], str, str]:
+def _run_child(
+    root: Path, order: dict[str, Any], end: float, environment: dict[str, str]
+) -> tuple[list[dict[str, Any]], str, str]:
     """What one child wrote, line by line, how it ended, and what it printed besides."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
+        os.chmod(scratch, 0o711)  # a sandbox is made in it, maybe for another user, who must get through
         results, stack = Path(folder) / RESULTS, Path(folder) / STACK
         (Path(folder) / ORDER).write_text(json.dumps(order), encoding="utf-8")
         child = subprocess.Popen(
             [sys.executable, "-m", "minipaged.course.grader", folder],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True, cwd=root, env=os.environ | ENVIRONMENT,
+            text=True, errors="replace", start_new_session=True, cwd=root,
+            env=os.environ | ENVIRONMENT | {"TMPDIR": scratch} | environment,
         )  # fmt: skip
         try:
             output, _ = child.communicate(timeout=max(0.0, end - time.monotonic()))
@@ -146,7 +156,11 @@ def run_here(
         options += ["-p", name]
     subject = ["--impl", impl, "--rootdir", str(root), "-c", str(root / "pyproject.toml")]
     collector = _Collector(task, sink, judged, lost)
-    pytest.main([*options, *subject, str(grader_file(root, chapter))], plugins=[collector, *plugins])
+    files = [grader_file(root, chapter)]
+    if run_seed() is not None:  # it counts
+        options += ["-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={run_seed()}"]
+        files += [file for file in (hidden_file(root, chapter),) if file.is_file()]
+    pytest.main([*options, *subject, *map(str, files)], plugins=[collector, *plugins])
 
 
 class _Collector:
@@ -196,18 +210,33 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         result.outcome, result.message = "missing", str(error)
     elif error is not None:
         result.outcome = "error"
-        assert call.excinfo is not None
-        frames = [(str(f.path), f.lineno + 1, f.name) for f in reversed(call.excinfo.traceback)]
-        message = _plain(str(error))[:MAX_MESSAGE]
-        result.message = f"{type(error).__name__}: {message}{_reader_s_place(frames)}"
+        name = "" if type(error).__name__ in ("SubmissionGone", "StillGone") else f"{type(error).__name__}: "
+        result.message = f"{name}{_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
     if not report.passed:
         result.printed = _plain(report.capstdout)[-MAX_PRINTED:]
+    return _without_expected(result) if item.get_closest_marker("hidden") else result
+
+
+def _without_expected(result: TestResult) -> TestResult:
+    """What a learner may know of a hidden check: their own calls and values, and their own errors."""
+    if result.mismatch:
+        result.mismatch |= {"expected": HIDDEN, "mistake": None, "before": "", "wanted": ""}
+    elif result.message.startswith(("AssertionError", "Failed")):
+        result.message = HIDDEN
     return result
 
 
 def _plain(text: str) -> str:
     """Text without what would take a terminal apart."""
     return "".join(c for c in _ANSI.sub("", text) if c.isprintable() or c in "\n\t")
+
+
+def _place(call: pytest.CallInfo[None]) -> str:
+    """Where the reader's own file was when an exception came, in whichever process."""
+    assert call.excinfo is not None
+    if place := getattr(call.excinfo.value, "place", ""):
+        return f"\n  in {place}"
+    return _reader_s_place((str(f.path), f.lineno + 1, f.name) for f in reversed(call.excinfo.traceback))
 
 
 def _reader_s_place(frames: Iterable[tuple[str, int, str]]) -> str:
@@ -223,6 +252,8 @@ def _reader_s_place(frames: Iterable[tuple[str, int, str]]) -> str:
 
 def _kill(child: subprocess.Popen[str]) -> None:
     """End the child and whatever it has started; it leads a process group of its own where there are any."""
+    with suppress(psutil.Error):
+        kill_children(psutil.Process(child.pid))
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -230,10 +261,18 @@ def _kill(child: subprocess.Popen[str]) -> None:
     child.wait()
 
 
+def kill_children(process: psutil.Process) -> None:
+    """End all that a process has started, sandboxes too, which lead groups of their own."""
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+
+
 def _end_with(parent: int) -> None:
     """End this process when its parent is gone, however that came: nobody would stop an endless loop then."""
     while os.getppid() == parent:
         time.sleep(1)
+    kill_children(psutil.Process())
     os._exit(1)
 
 

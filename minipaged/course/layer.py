@@ -57,6 +57,10 @@ class Layer:
         file = Path(str(self._modules[0].__file__)).name
         raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
 
+    def settle(self) -> None:
+        """Wait until a subject in another process has heard of the lists, dictionaries and tensors that a
+        test has changed, and the test of those that the subject has. Beside the tests there is one each."""
+
 
 def subject_file(root: Path, chapter: Chapter, impl: str) -> Path:
     """The file that `--impl` names: minipaged, solutions, exercises, or the path of a file or a folder."""

@@ -8,12 +8,16 @@ pyproject.toml loads it. What it leaves out: points and words for a reader (`gra
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from minipaged.chapters import CHAPTERS, Chapter
 
+ISOLATED = "isolated:"  # before the path of a file, in --impl
 STEMS = {f"test_{chapter.file_stem}": chapter for chapter in CHAPTERS}
 
 
@@ -26,10 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "task(number): the task of the chapter that this test judges")
+    config.addinivalue_line("markers", "hidden: a check whose expected values are never shown")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A challenge goes beyond the engine, so the package has no answer to be judged."""
+    """A challenge goes beyond the engine, so the package has no answer to be judged. In isolation, the tests
+    of a task come one after the other, because each task may need a sandbox of its own."""
+    for item in items:
+        if item.path.parent.name == "hidden":
+            item.add_marker(pytest.mark.hidden)
+    if config.getoption("--impl").startswith(ISOLATED):
+        items.sort(key=lambda item: task_number(item) or 0)
     if config.getoption("--impl") != "minipaged":
         return
     for item in items:
@@ -48,12 +59,33 @@ def task_number(item: pytest.Item) -> int | None:
 
 
 @pytest.fixture(scope="module")
-def layer(request: pytest.FixtureRequest) -> object:
-    """The subject under test; see `minipaged.course.layer`."""
-    from minipaged.course.layer import load_layer
+def layer(request: pytest.FixtureRequest) -> Iterator[object]:
+    """The subject under test; see `minipaged.course.layer`, and for grades `grading/remote.py`."""
+    chapter, impl = chapter_of(Path(str(request.path))), request.config.getoption("--impl")
+    if not impl.startswith(ISOLATED):
+        from minipaged.course.layer import load_layer
 
-    chapter = chapter_of(Path(str(request.path)))
-    return load_layer(request.config.rootpath, chapter, request.config.getoption("--impl"))
+        yield load_layer(request.config.rootpath, chapter, impl)
+        return
+    from minipaged.course.grading.remote import RemoteLayer
+    from minipaged.course.grading.sandbox import Limits
+
+    limits = Limits(**json.loads(os.environ.get("MINIPAGED_LIMITS", "{}")))
+    remote = RemoteLayer(request.config.rootpath, chapter, Path(impl.removeprefix(ISOLATED)), limits)
+    yield remote
+    remote.close()
+
+
+@pytest.fixture(autouse=True)
+def _subject_of_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In isolation, the layer must know whose turn it is, and brings what was printed."""
+    if "layer" not in request.fixturenames or not request.config.getoption("--impl").startswith(ISOLATED):
+        yield
+        return
+    remote = request.getfixturevalue("layer")
+    remote.begin(task_number(request.node))
+    yield
+    print(remote.take_printed(), end="")
 
 
 def chapter_of(file: Path) -> Chapter:

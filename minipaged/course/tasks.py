@@ -84,6 +84,11 @@ def grader_file(root: Path, chapter: Chapter) -> Path:
     return root / "tests" / f"test_{chapter.file_stem}.py"
 
 
+def hidden_file(root: Path, chapter: Chapter) -> Path:
+    """tests/hidden/test_chNN_name.py: an instructor's further checks, for grades only and in no hand-out."""
+    return root / "tests" / "hidden" / f"test_{chapter.file_stem}.py"
+
+
 def graded_chapters(root: Path) -> list[Chapter]:
     """The chapters that have exercises, in the course's order."""
     return [chapter for chapter in CHAPTERS if grader_file(root, chapter).is_file()]

@@ -1,0 +1,102 @@
+"""`minipaged grade` and `minipaged handout`: for instructors.
+
+What it leaves out: self-check (`course.py`), where the reader's code runs beside the tests.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from minipaged.chapters import Chapter
+from minipaged.course.tasks import find_chapter, find_root, graded_chapters
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--all", "is_class", is_flag=True, help="FOLDER holds a class: a folder for each student.")
+@click.option("--chapters", multiple=True, metavar="chNN", help="Only these; several with commas. Else all.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write Gradescope's results.json.")
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Use the seed of an earlier run.  [default: a fresh one]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="With --all: the folder for results.  [default: FOLDER-grades]",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), help="With --all: how many at a time.  [default: one per CPU]"
+)
+def grade(
+    folder: Path, is_class: bool, chapters: tuple[str, ...], json_file: Path | None, junit_file: Path | None,
+    seed: int | None, out: Path | None, jobs: int | None,
+) -> None:  # fmt: skip
+    """Grade a submission in isolation: its code runs in a sandbox, and the tests outside of it.
+
+    FOLDER holds files like ch03_block_allocator.py, or an exercises/ that does. With --all it holds a folder
+    for each student; the results go to files, and a run that was interrupted goes on where it was.
+    A check (`minipaged check`) takes the reader's word; only this gives a grade.
+
+    \b
+    Examples:
+      minipaged grade exercises --chapters ch03,ch04
+      minipaged grade submission --json results.json --junit results.xml
+      minipaged grade --all class --chapters ch03
+    """
+    from minipaged.course.grading.grade import fresh_seed, grade_submission
+    from minipaged.course.grading.results import to_json, to_junit, to_text, write_whole
+
+    root = find_root()
+    chosen = _chapters(root, chapters)
+    if is_class:
+        if json_file or junit_file:
+            raise click.UsageError("--json and --junit are for one submission; --all writes a file for each")
+        from minipaged.course.grading.class_run import grade_class
+
+        target = out or folder.resolve().parent / f"{folder.resolve().name}-grades"
+        click.echo(grade_class(root, folder, target, chosen, seed, jobs or os.cpu_count() or 1))
+        return
+    if out or jobs:
+        raise click.UsageError("--out and --jobs go with --all")
+    result = grade_submission(root, folder, chosen, fresh_seed() if seed is None else seed)
+    if json_file:
+        write_whole(json_file, to_json(result))
+    if junit_file:
+        write_whole(junit_file, to_junit(result))
+    click.echo(to_text(result))
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--gradescope", is_flag=True, help="Instead: what Gradescope's container needs, without answers."
+)
+@click.option(
+    "--chapters", multiple=True, metavar="chNN", help="With --gradescope: what it grades. Else all."
+)
+def handout(out: Path, gradescope: bool, chapters: tuple[str, ...]) -> None:
+    """Make a copy of the course for students, without solutions and hidden checks.
+
+    \b
+    Examples:
+      minipaged handout course-for-students
+      minipaged handout autograder --gradescope --chapters ch03
+    """
+    from minipaged.course.grading.handout import make_gradescope, make_handout
+
+    root = find_root()
+    if chapters and not gradescope:
+        raise click.UsageError("--chapters goes with --gradescope; a hand-out has the whole course")
+    made = make_gradescope(root, out, _chapters(root, chapters)) if gradescope else make_handout(root, out)
+    click.echo(made)
+
+
+def _chapters(root: Path, keys: tuple[str, ...]) -> list[Chapter]:
+    names = [name.strip() for key in keys for name in key.split(",") if name.strip()]
+    return [find_chapter(root, name) for name in dict.fromkeys(names)] or graded_chapters(root)

@@ -1,0 +1,97 @@
+"""The package as a submission may see it: without the functions that it is to write.
+
+`from minipaged import BlockAllocator` would be the whole answer to chapter 3. So the sandbox gets a copy of
+the package in which those functions are what they are in a fresh exercise: they raise NotImplementedError.
+The exercises themselves say which: every function that has a task in it. What it leaves out: anybody can read
+the package's source at home. Copying from it is not cheating the grader, but somebody to talk with.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import minipaged
+from minipaged.chapters import Chapter
+
+PACKAGE = Path(str(minipaged.__file__)).parent
+# In these chapters, the tests give a task what another task of the chapter builds. There, only the functions
+# of the task itself are taken out; elsewhere all of the chapter's.
+BY_TASK = ("ch06",)
+_STUB = re.compile(r"task (\d+): ")
+
+Functions = dict[str, str]  # "BlockAllocator.free": what its stub says
+
+
+def hidden_functions(root: Path, chapter: Chapter, task: int) -> Functions:
+    """The functions that are taken out while `task` is judged, by qualified name."""
+    file = root / "exercises" / "originals" / f"{chapter.file_stem}.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    hidden: Functions = {}
+    for name, function in _definitions(tree).items():
+        messages = _messages(function)
+        if messages and (chapter.key not in BY_TASK or task in map(_task_of, messages)):
+            hidden[name] = messages[0]
+    for statement in tree.body:  # paged_attention = paged_attention_reference
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.value) in hidden:
+            hidden[ast.unparse(statement.targets[0])] = hidden[ast.unparse(statement.value)]
+    for helper in _helpers(tree, chapter) - hidden.keys():
+        hidden[helper] = next(iter(hidden.values()))
+    return hidden
+
+
+def copy_package(target: Path, hidden: Functions) -> None:
+    """Write the package's Python files to target/minipaged, without the functions in `hidden`."""
+    names = "|".join(re.escape(name.split(".")[-1]) for name in hidden)
+    may_define = re.compile(rf"\bdef ({names})\b")
+    for file in PACKAGE.rglob("*.py"):
+        copy = target / "minipaged" / file.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        text = file.read_text(encoding="utf-8")
+        copy.write_text(_without(text, hidden) if may_define.search(text) else text, encoding="utf-8")
+
+
+def _without(text: str, hidden: Functions) -> str:
+    """The module's text with the bodies of the hidden functions replaced; as it is, if it has none."""
+    tree = ast.parse(text)
+    found = [(name, function) for name, function in _definitions(tree).items() if name in hidden]
+    for name, function in found:
+        function.body = ast.parse(f"raise NotImplementedError({hidden[name]!r})").body
+    return ast.unparse(tree) if found else text
+
+
+def _definitions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Functions and methods, by qualified name."""
+    found = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.ClassDef):
+            for part in statement.body:
+                if isinstance(part, ast.FunctionDef):
+                    found[f"{statement.name}.{part.name}"] = part
+    return found
+
+
+def _helpers(exercise: ast.Module, chapter: Chapter) -> set[str]:
+    """Private methods that the package's class has, and the exercise's class of that name has not: they were
+    taken out of the exercise, being a part of the answer."""
+    file = PACKAGE / f"{chapter.stem}.py"
+    if not file.is_file():
+        return set()
+    theirs, ours = _definitions(exercise), _definitions(ast.parse(file.read_text(encoding="utf-8")))
+    stands_alone = {part.name for part in exercise.body if isinstance(part, ast.ClassDef) and not part.bases}
+    private = {name for name in ours if re.search(r"\._[a-z]", name) and name.split(".")[0] in stands_alone}
+    return private - theirs.keys()
+
+
+def _messages(function: ast.FunctionDef) -> list[str]:
+    """What the stubs in a function say."""
+    texts = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+    return [text for text in texts if isinstance(text, str) and re.match(r"ch\d\d_\w+, task \d+: ", text)]
+
+
+def _task_of(message: str) -> int:
+    found = _STUB.search(message)
+    return int(found[1]) if found else 0
