@@ -22,12 +22,12 @@ def run_kernel(
 ) -> dict[str, Any]:
     """Call `function` on copies of the arguments.
 
-    unwritten: the numbers of the arguments in which NaN marks what must not be read. gaps: put some between the
-    rows of every tensor, so that an index past a row's end is found; False keeps their strides.
+    unwritten: the numbers of the arguments in which NaN marks what must not be read. gaps: put some between
+    the rows of every tensor, so that an index past a row's end is found; False keeps their strides.
 
     Returns "result"; "arguments", the copies as they are afterwards; "fault", what a kernel touched that it
     must not, or ""; and "launches", for each launch its "kernel", "programs" (how many touched memory) and
-    "loaded" and "stored" (bytes by argument name), none where kernels are compiled.
+    "loaded" and "stored" (bytes by argument name), none where nothing is interpreted.
 
     >>> run_kernel(copy_blocks, k_cache, v_cache, copies)["arguments"][0]
     """
@@ -65,7 +65,8 @@ def _copy(argument: Any, gaps: bool) -> Any:
         return argument
     if gaps:
         return guarded(argument)
-    device = "cpu" if triton_status().interpret else "cuda"
+    compiles = triton_status().installed and not triton_status().interpret
+    device = "cuda" if compiles else argument.device  # without triton, PyTorch twins run where they are
     copy = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype, device=device)
     return copy.copy_(argument)
 
