@@ -40,7 +40,8 @@ show(draw_engine_map("triton_fast"))
 # %% [markdown]
 # Kernels run compiled if there is a GPU, and else in Triton's interpreter, where every load is counted.
 # Without the package triton (it exists for Linux only) their PyTorch twins take their place here: the same
-# results, but nothing to count, and the tasks can't be checked.
+# results, but nothing to count, and the tasks can't be checked. (On a GPU, start JupyterLab with
+# TRITON_INTERPRET=1 to see the counts.)
 
 # %%
 if status.installed:
@@ -119,10 +120,10 @@ def attainable(intensity, gpu):
     return min(gpu["flops"], intensity * gpu["bandwidth"])
 
 KERNELS = {"decode, R = 1": 1, "decode, R = 4": 4, "prefill, 16 rows": 16, "prefill, 128 rows": 128,
-           "a whole prompt of 2,048, K read once": 2048}  # fmt: skip
+           "2,048 rows, K read once": 2048}  # fmt: skip
 for what, intensity in KERNELS.items():
     share = attainable(intensity, GPUS["H100"]) / GPUS["H100"]["flops"]
-    print(f"{what:>38}: {intensity:>5} per byte, {share:>6.1%} of the arithmetic that an H100 can do")
+    print(f"{what:>24}: {intensity:>5} per byte, {share:>6.1%} of the arithmetic that an H100 can do")
 
 # %%
 figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
@@ -135,8 +136,8 @@ for what, intensity in KERNELS.items():
     axes.text(intensity * 1.06, 1.2, what, rotation=90, fontsize=8, va="bottom", color=INK)
 axes.set(xlabel="operations per byte moved", ylabel="TFLOP/s, at most", title="The roofline (data sheets)")
 axes.legend(loc="upper left")
-figure.set_label("Two rooflines, log by log: rising with the intensity up to 153 operations a byte for an A100"
-                 " and 295 for an H100, flat behind it. Decodes stand far left on the slope, prefills right.")
+figure.set_label("Two rooflines, log by log: rising with the intensity up to 153 operations a byte for an"
+                 " A100 and 295 for an H100, flat behind it. Decodes stand far left, prefills right.")
 show(figure)
 
 # %% [markdown]
@@ -360,7 +361,7 @@ def bytes_read(num_sequences, shared, own, per_token=2 * 8 * 128 * 2):
 
 for num_sequences in (1, 8, 64):
     apart, once = bytes_read(num_sequences, shared=2048, own=200)
-    print(f"{num_sequences:>2} sequences: {apart / 1e6:>4.0f} MB, or {once / 1e6:>3.0f} MB with the prefix read once")
+    print(f"{num_sequences:>2} sequences: {apart / 1e6:>4.0f} MB; prefix read once: {once / 1e6:>3.0f} MB")
 
 # %% [markdown]
 # **Your turn:** task 6 ★★★, `paged_decode_shared` (15 points, about 30 minutes): no new kernel, only

@@ -89,7 +89,7 @@ answers.wrong("layer 0 alone", task=2, edits=[
     (OFFS_K, OFFS_K.replace("layer * stride_kl + ", "")), (OFFS_V, OFFS_V.replace("layer * stride_vl + ", "")),
 ])  # fmt: skip
 answers.wrong("layer 0 by its first program", task=2, mistake=FIRST_LAYER, edits=[
-    (COPY_MASK, COPY_MASK.replace("& (offs_d < D)", "& (offs_d < D) & (layer == 0)")),
+    (COPY_MASK, COPY_MASK.replace("offs_d < D", "offs_d < D * (1 - layer)")),
 ])  # fmt: skip
 answers.wrong("no mask for the elements", task=2, edits=[(COPY_MASK, "    mask = (offs_row < B * G)[:, None] & (offs_d >= 0)\n")])
 answers.wrong("no mask for the rows", task=2, edits=[(COPY_MASK, "    mask = (offs_row >= 0)[:, None] & (offs_d < D)\n")])
