@@ -133,8 +133,8 @@ for colour, (name, gpu) in zip(PALETTE, GPUS.items(), strict=False):
     axes.loglog(steps, [attainable(x, gpu) / 1e12 for x in steps], color=colour, label=name)
 for what, intensity in KERNELS.items():
     axes.axvline(intensity, color=INK, linewidth=0.6, linestyle=":")
-    axes.text(intensity * 1.06, 1.2, what, rotation=90, fontsize=8, va="bottom", color=INK)
-axes.set(xlabel="operations per byte moved", ylabel="TFLOP/s, at most", title="The roofline (data sheets)")
+    axes.text(intensity * 1.06, 0.1, what, rotation=90, fontsize=8, va="bottom", color=INK)
+axes.set(xlabel="operations per byte moved", ylabel="TFLOP/s, at most", ylim=(0.08, 2000))
 axes.legend(loc="upper left")
 figure.set_label("Two rooflines, log by log: rising with the intensity up to 153 operations a byte for an"
                  " A100 and 295 for an H100, flat behind it. Decodes stand far left, prefills right.")
