@@ -56,7 +56,9 @@ CHAPTERS: tuple[Chapter, ...] = (
     Chapter(9, "preemption", "Preemption: recompute or swap", ("preemption",)),
     Chapter(10, "engine", "The engine"),
     Chapter(11, "triton_decode", "Triton: storing K and V, decoding"),
-    Chapter(12, "triton_fast", "Triton: making it fast"),
+    Chapter(
+        12, "triton_fast", "Triton: making it fast", ("paged_decode_split", "paged_prefill", "copy_blocks")
+    ),
     Chapter(13, "measure", "Measuring"),
     Chapter(14, "beyond", "Beyond"),
 )

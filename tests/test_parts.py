@@ -135,9 +135,10 @@ def test_a_wrong_chapter_that_is_not_asked_for_blocks_nothing(tmp_path: Path):
 def test_all_takes_every_chapter_that_builds_a_layer(tmp_path: Path):
     names = {field.name: field.default for field in fields(Parts)}
     for chapter in CHAPTERS:
-        if chapter.parts:
+        parts = [part for part in chapter.parts if names[part] is not None]  # all but kernels
+        if parts:
             lines = [f"from minipaged.parts import Parts\n{names[part].__name__} = Parts().{part}\n"
-                     for part in chapter.parts]  # fmt: skip
+                     for part in parts]  # fmt: skip
             write_chapter(tmp_path, chapter.key, "".join(lines))
     assert load_parts(tmp_path, "all") == Parts()
     (tmp_path / "ch06_copy_on_write.py").unlink()
