@@ -45,9 +45,10 @@ def run_kernel(
     except KernelFault as error:
         fault = str(error)
     except InterpreterError as error:
-        if error.__cause__ is None:
-            raise
-        raise error.__cause__  # noqa: B904  (what the kernel's own line raised says more)
+        cause: BaseException = error  # the innermost: what the kernel's own line raised
+        while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause  # noqa: B904
     launches = [
         {
             "kernel": launch.kernel,
