@@ -21,6 +21,7 @@ from minipaged.block_allocator import BlockAllocator
 from minipaged.block_table import BlockTable
 from minipaged.chapters import CHAPTERS, Chapter
 from minipaged.copy_on_write import CopyOnWrite
+from minipaged.kernels import triton_status
 from minipaged.kv_memory import num_blocks_for
 from minipaged.paged_attention import KVCache, paged_attention
 from minipaged.preemption import Preemption
@@ -73,6 +74,8 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
     for key in chapters:
         chapter = _find_chapter(key)
         file = Path(folder) / f"{chapter.file_stem}.py"
+        if chapter.module.startswith("minipaged.kernels"):
+            triton_status()  # decides how kernels run, which triton must know before the file imports it
         module = _import_file(file)
         for name in chapter.parts:
             parts = replace(parts, **{name: _take_part(module, name, file)})
