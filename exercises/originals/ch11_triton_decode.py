@@ -14,9 +14,9 @@ of two, so they may be larger than what they cover: mask that.
 Dimension letters: T new tokens, S sequences, H query heads, G KV heads, R = H / G, D head size, N blocks,
 B block size.
 
-`minipaged check ch11` grades this file, `minipaged hint ch11` helps, and `minipaged demo --use
-exercises:ch11` serves with it (slow without a GPU; `--model tiny` is not). The kernels run on a GPU if there
-is one, and else in Triton's interpreter, with every load and store watched. Needs the package triton (Linux).
+`minipaged check ch11` grades this file, `minipaged hint ch11` helps, and `minipaged demo --model tiny --use
+exercises:ch11` serves with it. The kernels run on a GPU if there is one, and else in Triton's interpreter,
+which is slow, with every load and store watched. Needs the package triton (Linux).
 """
 
 from __future__ import annotations
