@@ -57,8 +57,10 @@ CHAPTERS: tuple[Chapter, ...] = (
     Chapter(8, "scheduler", "Continuous batching", ("scheduler",)),
     Chapter(9, "preemption", "Preemption: recompute or swap", ("preemption",)),
     Chapter(10, "engine", "The engine", other_modules=("minipaged.sampler", "minipaged.detokenizer")),
-    Chapter(11, "triton_decode", "Triton: storing K and V, decoding"),
-    Chapter(12, "triton_fast", "Triton: making it fast"),
+    Chapter(11, "triton_decode", "Triton: storing K and V, decoding", ("store_kv", "paged_decode")),
+    Chapter(
+        12, "triton_fast", "Triton: making it fast", ("paged_decode_split", "paged_prefill", "copy_blocks")
+    ),
     Chapter(13, "measure", "Measuring"),
     Chapter(14, "beyond", "Beyond"),
 )

@@ -21,6 +21,7 @@ from minipaged.block_allocator import BlockAllocator
 from minipaged.block_table import BlockTable
 from minipaged.chapters import CHAPTERS, Chapter
 from minipaged.copy_on_write import CopyOnWrite
+from minipaged.kernels import triton_status
 from minipaged.kv_memory import num_blocks_for
 from minipaged.paged_attention import KVCache, paged_attention
 from minipaged.preemption import Preemption
@@ -61,17 +62,20 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
 
     >>> load_parts("exercises", "ch03", "ch06")
 
-    "all" stands for every chapter that builds a layer (chapter 3's allocator, not chapter 2's). A chapter
-    that is not in the list, a file that is missing or cannot be imported, and a class that lacks a public
-    method are a ValueError naming file, class and method.
+    "all" stands for every chapter that builds a layer (chapter 3's allocator, not chapter 2's), but for the
+    kernels: they need triton, and are slow without a GPU, so they are taken by name. A chapter that is not in
+    the list, a file that is missing or cannot be imported, and a class that lacks a public method are a
+    ValueError naming file, class and method.
     """
     parts = Parts()
     if chapters == ("all",):
-        last = {part: chapter.key for chapter in CHAPTERS for part in chapter.parts}
+        last = {part: chapter.key for chapter in CHAPTERS for part in chapter.parts if getattr(parts, part)}
         chapters = tuple(dict.fromkeys(last.values()))
     for key in chapters:
         chapter = _find_chapter(key)
         file = Path(folder) / f"{chapter.file_stem}.py"
+        if chapter.module.startswith("minipaged.kernels"):
+            triton_status()  # decides how kernels run, which triton must know before the file imports it
         module = _import_file(file)
         for name in chapter.parts:
             parts = replace(parts, **{name: _take_part(module, name, file)})

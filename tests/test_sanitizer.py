@@ -314,6 +314,22 @@ def test_a_name_that_no_kernel_has_is_an_error_with_those_that_there_are() -> No
         report["k_ptr"]
 
 
+@triton.jit
+def if_wanted_kernel(x_ptr, wanted_ptr, out_ptr, D, BLOCK_D: tl.constexpr):
+    wanted, offs = tl.load(wanted_ptr) >= 0, tl.arange(0, BLOCK_D)
+    x = tl.load(x_ptr + offs, mask=(offs < D) & wanted, other=0.0)
+    tl.store(out_ptr + offs, x, mask=(offs < D) & (D >= 0))
+
+
+@pytest.mark.parametrize("wanted", [1, -1])
+def test_a_mask_may_hold_a_condition_that_is_one_number_for_all_lanes(wanted: int) -> None:
+    x, out = torch.arange(5.0), torch.full([5], NAN)
+    with watch() as report:
+        if_wanted_kernel[(1,)](x, torch.tensor([wanted]), out, 5, BLOCK_D=8)
+    assert torch.equal(out, x if wanted > 0 else torch.zeros(5))
+    assert report["x_ptr"].bytes_loaded == (20 if wanted > 0 else 0)
+
+
 # -- leaving no trace ------------------------------------------------------------------------------
 
 

@@ -52,28 +52,55 @@ def paged_decode_split(
     """
     check_paged_decode(q, k_cache, v_cache, block_tables, context_lens)
     check_runs_here("paged_decode_split", q)
-    (S, H, D), (_, B, G, _) = q.shape, k_cache.shape
+    _, B, G, _ = k_cache.shape
     if num_splits is None:
-        num_splits = choose_num_splits(S * G, block_tables.shape[1] * B, num_processors(q.device))
+        num_splits = choose_num_splits(len(q) * G, block_tables.shape[1] * B, num_processors(q.device))
     if not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}: got {num_splits}")
     if num_splits == 1 or q.numel() == 0:
         return paged_decode(q, k_cache, v_cache, block_tables, context_lens, scale)
-    dtype, dot_dtype = compute_dtypes(q.dtype)
+    pieces, weights = decode_pieces(q, k_cache, v_cache, block_tables, context_lens, scale, num_splits)
+    return merge_pieces(pieces, weights, q.dtype)
+
+
+def decode_pieces(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float,
+    num_splits: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention of one new token per sequence to each of `num_splits` pieces of its context, apart.
+
+    Arguments as in `paged_decode`, checked by the caller. The pieces of a context are equally long, up to
+    whole tiles of `attend`; the last ones may be empty.
+
+    Returns pieces [S, H, num_splits, D] in fp32, each an attention of its own, and weights
+    [S, H, num_splits] in fp32: log2 of the sum of exp(score) in the piece; of an empty one, 0 and -inf.
+    """
+    (S, H, D), (_, B, G, _) = q.shape, k_cache.shape
+    _, dot_dtype = compute_dtypes(q.dtype)
     pieces = torch.empty(S, H, num_splits, D, dtype=torch.float32, device=q.device)
     weights = torch.empty(S, H, num_splits, dtype=torch.float32, device=q.device)
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
-    tiles = tile_sizes(H // G, D, q.dtype)
     _paged_decode_split_kernel[(S, G, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, pieces, weights, scale, num_splits,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
-        B, H // G, D, DOT_DTYPE=dot_dtype, **tiles,
+        B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
     )  # fmt: skip
+    return pieces, weights
+
+
+def merge_pieces(pieces: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The attention to a whole context from the attentions to its pieces: their mean by 2^weight.
+
+    pieces: [S, H, P, D] and weights: [S, H, P], both fp32, contiguous, as `decode_pieces` gives them.
+    Returns [S, H, D] of `dtype`; zeros where all pieces are empty.
+    """
+    S, H, P, D = pieces.shape
+    out_dtype, _ = compute_dtypes(dtype)
+    out = torch.empty(S, H, D, dtype=out_dtype, device=pieces.device)
     _merge_kernel[(S, H)](
-        pieces, weights, out, num_splits, *out.stride(), D,
-        BLOCK_SPLITS=triton.next_power_of_2(num_splits), BLOCK_D=tiles["BLOCK_D"],
+        pieces, weights, out, P, *out.stride(), D,
+        BLOCK_SPLITS=triton.next_power_of_2(P), BLOCK_D=triton.next_power_of_2(D),
     )  # fmt: skip
-    return out.to(q.dtype)
+    return out.to(dtype)
 
 
 def choose_num_splits(num_programs: int, max_context_len: int, num_processors: int) -> int:

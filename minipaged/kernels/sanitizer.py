@@ -255,7 +255,8 @@ class _WatchedMemory:
 
     def _translate(self, verb: str, ptrs: Array, mask: Array) -> tuple[Array, Touched]:
         """The real addresses of the unmasked lanes, all of them checked, and whose elements they are."""
-        mask, real, touched = np.broadcast_to(mask, ptrs.shape), ptrs.copy(), []
+        # subtle: a number compared with a number, spread over a tile, comes as 32-bit integers, not as bool.
+        mask, real, touched = np.broadcast_to(mask, ptrs.shape).astype(bool), ptrs.copy(), []
         regions = region_of(ptrs)
         for region in map(int, np.unique(regions[mask])):
             lanes = mask & (regions == region)
