@@ -33,6 +33,7 @@ from tests.reference import all_free, greedy, hf_logits, tiny_model
 LONG = os.environ.get("MINIPAGED_LONG") == "1"
 NEAR_TIE = 1e-4
 NUM_PROMPTS, NUM_TOKENS = 50, 64
+BACKENDS = ("auto", "torch")  # "auto" is numba's loops, where numba is
 CHATS = [
     "What is the capital of France? Answer in one sentence.",
     "Write a haiku about memory.",
@@ -93,6 +94,12 @@ SAMPLE = [
     Setup(1, 64, True, "recompute", "alone"),
     Setup(128, 2048, False, "recompute", "alone"),
 ]
+# In the sample the backends take turns; with MINIPAGED_LONG the complete matrix runs on the first of them.
+CASES = (
+    [(setup, "auto") for setup in COMPLETE] + [(setup, "torch") for setup in SAMPLE]
+    if LONG
+    else [(setup, BACKENDS[index % 2]) for index, setup in enumerate(SAMPLE)]
+)
 
 
 class Judge:
@@ -137,15 +144,18 @@ class Judge:
 
 @dataclass
 class Subject:
-    """The real model, and 50 prompts of 8 to 190 tokens: text from the standard library, and four chats."""
+    """The real model on each attention backend, and 50 prompts of 8 to 190 tokens: text from the standard
+    library, and four chats."""
 
-    model: Llama
+    models: dict[str, Llama]
     tokenizer: Tokenizer
     prompts: list[list[int]]
 
-    def run(self, setup: Setup, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int]:
+    def run(
+        self, setup: Setup, backend: str, prompts: list[list[int]], max_tokens: int
+    ) -> tuple[list[list[int]], int]:
         """The outputs of all prompts, and how many preemptions it took: in company the pool is small."""
-        engine = setup.engine(self.model, self.tokenizer, small_pool(setup, prompts, max_tokens))
+        engine = setup.engine(self.models[backend], self.tokenizer, small_pool(setup, prompts, max_tokens))
         outputs, _ = serve(engine, setup.company, prompts, max_tokens)
         assert all_free(engine)
         return outputs, engine.stats().preemptions
@@ -196,9 +206,16 @@ def subject(real_model: Path) -> Subject:
     prompts = [tokenizer.encode(topics[name])[: 8 + 37 * i % 183] for i, name in enumerate(names)]
     prompts += [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in CHATS]
     config = ModelConfig.from_folder(real_model)
-    operators_for = find_operators("auto", config, torch.float32, torch.device("cpu"))
-    model = Llama(config, read_weights(real_model), operators_for=operators_for)
-    return Subject(model, tokenizer, prompts)
+    cpu = torch.device("cpu")
+    models = {
+        backend: Llama(
+            config,
+            read_weights(real_model),
+            operators_for=find_operators(backend, config, torch.float32, cpu),
+        )
+        for backend in BACKENDS
+    }
+    return Subject(models, tokenizer, prompts)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +231,7 @@ def test_fifty_prompts_give_transformers_tokens(subject: Subject, judge: Judge):
     lengths = [len(prompt) for prompt in subject.prompts]
     assert min(lengths) < 16 and max(lengths) > 128
     setup = Setup(16, 2048, True, "recompute", "batched")
-    outputs, preemptions = subject.run(setup, subject.prompts, NUM_TOKENS)
+    outputs, preemptions = subject.run(setup, "auto", subject.prompts, NUM_TOKENS)
     assert preemptions > 0 and [len(output) for output in outputs] == [NUM_TOKENS] * NUM_PROMPTS
     for prompt, output in zip(subject.prompts, outputs, strict=True):
         judge.check(prompt, output)
@@ -229,10 +246,10 @@ def test_fifty_prompts_give_transformers_tokens(subject: Subject, judge: Judge):
             assert max(gaps) < NEAR_TIE
 
 
-@pytest.mark.parametrize("setup", COMPLETE if LONG else SAMPLE, ids=str)
-def test_the_tokens_do_not_depend_on_the_setup(subject: Subject, judge: Judge, setup: Setup):
+@pytest.mark.parametrize(("setup", "backend"), CASES, ids=str)
+def test_the_tokens_do_not_depend_on_the_setup(subject: Subject, judge: Judge, setup: Setup, backend: str):
     prompts, max_tokens = (subject.prompts, NUM_TOKENS) if LONG else (sample_of(subject, setup), 16)
-    outputs, preemptions = subject.run(setup, prompts, max_tokens)
+    outputs, preemptions = subject.run(setup, backend, prompts, max_tokens)
     assert (preemptions > 0) == (setup.company != "alone")
     for prompt, output in zip(prompts, outputs, strict=True):
         judge.check(prompt, output)
