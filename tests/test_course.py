@@ -88,7 +88,7 @@ def test_an_untouched_exercise_is_not_written_and_one_character_has_it_judged(co
     assert report.points == 0 and {task.status for task in report.tasks} == {"not written"}
     assert len(check_chapter(course, CH03, task=2).tasks) == 1 < len(report.tasks)
     exercise = course / "exercises" / f"{CH03.file_stem}.py"
-    exercise.write_text("#" + stub_of(CH03), encoding="utf-8")
+    exercise.write_text(stub_of(CH03) + "#\n", encoding="utf-8")
     try:
         (task,) = check_chapter(course, CH03, task=1).tasks
     finally:
