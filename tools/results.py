@@ -179,11 +179,10 @@ def kernels(report: Report) -> Iterator[str]:
     rows = []
     for row in report["rows"]:
         heads = f"{row['num_heads']}/{row['num_kv_heads']} heads of {row['head_dim']}"
+        sizes = f"batch {row['batch']}, context {row['context_len']}, {heads}, blocks of {row['block_size']}"
         what = "prefill" if row["query_len"] > 1 else "decode"
-        what += f", batch {row['batch']}, context {row['context_len']}, {heads}, blocks of {row['block_size']}"
-        rows.append([what, row["way"],
-                     number(1e6 * row["paged_seconds"]), number(row["bytes_per_second"] / 1e9),
-                     f"{row['ratio']:.2f}"])  # fmt: skip
+        rows.append([f"{what}, {sizes}", row["way"], number(1e6 * row["paged_seconds"]),
+                     number(row["bytes_per_second"] / 1e9), f"{row['ratio']:.2f}"])  # fmt: skip
     yield from table(["attention", "way", "µs", "GB/s", "as fast as contiguous SDPA"], rows)
 
 
