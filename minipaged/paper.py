@@ -107,17 +107,18 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
     panels = []
     for name, lengths in data_sets(num_requests, trace).items():
         rate, printed = paper.get(name, (2.0, ()))
-        ours: dict[str, Points] = {"a full queue": {}, f"{rate:g} requests/s": {}}
+        ours: dict[str, Points] = {"a full queue": {}, "arriving": {}}
         for system in SYSTEMS:
             full = Bench().full_queue(system, lengths)
             arriving = Bench().run(system, poisson(lengths, rate))
             ours["a full queue"][system] = full.num_running or 0.0
             # Little's law: those at once are the time that requests spend inside, per second.
-            ours[f"{rate:g} requests/s"][system] = arriving.num_running or _mean_inside(arriving.served)
+            ours["arriving"][system] = arriving.num_running or _mean_inside(arriving.served)
         marks: dict[str, Points] = (
             {"a full queue": dict(zip(SYSTEMS, printed, strict=True))} if printed else {}
         )
-        panels.append(Panel(name, "bars", "", "requests at once", ours, marks))
+        title = f"{name}, arriving at {rate:g} requests/s"
+        panels.append(Panel(title, "bars", "", "requests at once", ours, marks))
     return PaperFigure("13", "Requests served at once", panels)
 
 
