@@ -3,9 +3,8 @@
 Why it exists: up to Triton 3.6 a loop bound that was loaded is read as `int(array)` of an array with one
 element, which NumPy 2.4 and later refuse ("only 0-dimensional arrays can be converted to Python scalars"), so
 every kernel with such a loop fails. Triton 3.7 reads it as is done here. Common GPU images hold that pair.
-And whenever a kernel calls a function (`tl.zeros` and `tl.max` are some, too), the interpreter looks through
-all of `triton.language` for what it must replace, though the launch has replaced it already: a third of the
-time that a kernel takes.
+And at every launch, and whenever a kernel calls a function (`tl.zeros` and `tl.max` are some, too), the
+interpreter looks through all of `triton.language` for what it must replace: a third of a kernel's time.
 
 Left out: what else the interpreter does unlike a GPU, bf16 first of all (`triton_decode.compute_dtypes`).
 """
@@ -26,37 +25,27 @@ def repair_interpreter() -> None:
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor_and_repair
-    interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, interpreter.tl)
-
-
-def _once_a_launch(patch_lang: Any, tl: Any) -> Any:
-    """`patch_lang`, but for a function whose modules this launch has patched already: then nothing.
-
-    Since Triton 3.7 it returns a scope, with which the launch takes everything back in the end; before, it
-    returns None, and what is patched stays patched.
-    """
-    patched: set[frozenset[str]] = set()
-
-    def patch(function: Any) -> Any:
-        modules = frozenset(value.__name__ for value in function.__globals__.values()
-                            if value is tl or value is tl.core)  # fmt: skip
-        if modules in patched:
-            return _NothingToRestore()
-        scope = patch_lang(function)
-        patched.add(modules)
-        if scope is not None:
-            restore = scope.restore
-
-            def restore_all() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = restore_all
-        return scope
-
-    return patch
+    interpreter._patch_lang = _once(interpreter._patch_lang, interpreter.tl)
 
 
 class _NothingToRestore:
     def restore(self) -> None:
-        pass
+        """What a launch calls in the end, from Triton 3.6 on."""
+
+
+def _once(patch_lang: Any, tl: Any) -> Any:
+    """`patch_lang`, once for all functions that see the same modules: what was replaced stays replaced.
+
+    Triton takes it back after a launch, for a process that compiles kernels as well. This one doesn't.
+    """
+    patched: set[frozenset[str]] = set()
+
+    def patch(function: Any) -> _NothingToRestore:
+        seen = function.__globals__.values()
+        modules = frozenset(value.__name__ for value in seen if value is tl or value is tl.core)
+        if modules not in patched:
+            patch_lang(function)
+            patched.add(modules)
+        return _NothingToRestore()
+
+    return patch
