@@ -256,8 +256,8 @@ def test_blocks_of_several_programs_are_loaded_once(layer: Layer) -> None:
 
 @pytest.mark.task(2)
 def test_k_and_v_have_strides_of_their_own(layer: Layer) -> None:
-    k = torch.randn(1, 5, 4, 8, 2).transpose(3, 4)  # the elements of a head are not neighbours
-    v = torch.randn(5, 1, 4, 2, 8).transpose(0, 1)  # and the layers of a block are
+    k = torch.randn(2, 5, 4, 8, 2).transpose(3, 4)  # the elements of a head are not neighbours
+    v = torch.randn(5, 2, 4, 2, 8).transpose(0, 1)  # and the layers of a block are
     check_copies(layer, k, v, [(1, 3)], ())
 
 
