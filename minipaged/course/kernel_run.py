@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minipaged.kernels import triton_status
 from minipaged.kernels.addresses import FarTensor
+from minipaged.kernels.interpreter import cause_of
 from minipaged.kernels.sanitizer import KernelFault, guarded, watch
 
 
@@ -49,10 +50,7 @@ def run_kernel(
     except KernelFault as error:
         fault = str(error)
     except InterpreterError as error:
-        cause: BaseException = error  # the innermost: what the kernel's own line raised
-        while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise cause  # noqa: B904
+        raise cause_of(error)  # noqa: B904
     launches = [
         {
             "kernel": launch.kernel,

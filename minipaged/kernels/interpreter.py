@@ -28,6 +28,13 @@ def repair_interpreter() -> None:
     interpreter._patch_lang = _once(interpreter._patch_lang, interpreter.tl)
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """What a kernel's own line raised, if `error` is what the interpreter has wrapped around it."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:  # triton need not be here
+        error = error.__cause__
+    return error
+
+
 class _NothingToRestore:
     def restore(self) -> None:
         """What a launch calls in the end, from Triton 3.6 on."""
