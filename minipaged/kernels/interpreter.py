@@ -29,8 +29,11 @@ def repair_interpreter() -> None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What a kernel's own line raised, if `error` is what the interpreter has wrapped around it."""
-    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:  # triton need not be here
+    """What a kernel's own line raised, if `error` is what the interpreter has wrapped around it.
+
+    Any other error comes back as it is. Goes by the name of the type, as triton may not be here.
+    """
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
     return error
 

@@ -383,8 +383,8 @@ if report:
 #
 # The way out is chapter 5's: the group are the *rows of a matrix*. A program takes a KV head and its
 # R = H / G query heads at once, as a tile [R, D]. Scores become a matrix product, `tl.dot`, for which GPUs
-# have units of their own. They take no side smaller than 16, so R is padded; rows that don't exist cost
-# arithmetic, which a decode has to spare.
+# have units of their own (NVIDIA: tensor cores). They take no side smaller than 16, so R is padded; rows that
+# don't exist cost arithmetic, which a decode has to spare.
 
 # %%
 packed = []

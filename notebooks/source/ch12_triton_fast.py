@@ -219,10 +219,11 @@ if status.installed:
     torch.testing.assert_close(run["result"][0, 0], merged, atol=1e-5, rtol=1e-5)
 
 # %% [markdown]
-# A piece may be empty: the pieces are as long as the longest context needs, and other sequences are shorter.
-# Then its weight is −∞ and its factor 2^(−∞) = 0. Two traps lie there. A sequence with no context at all has
-# nothing but empty pieces: −∞ − (−∞) is NaN, and so is 0 / 0. And a tile is a power of two, so of 4 lanes one
-# may stand for no piece; it must be loaded as −∞ too, because 0 would be a weight like any other.
+# A piece may be empty: every sequence gets the same number of pieces, and a short context, or none, has not
+# enough tiles for all. Then the piece's weight is −∞ and its factor 2^(−∞) = 0. Two traps lie there. A
+# sequence with no context at all has nothing but empty pieces: −∞ − (−∞) is NaN, and so is 0 / 0. And a tile
+# is a power of two, so of 4 lanes one may stand for no piece; it must be loaded as −∞ too, because 0 would be
+# a weight like any other.
 #
 # **Your turn:** task 3 ★★, the merge kernel (20 points, about 15 minutes).
 
