@@ -124,6 +124,7 @@ pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
 )
 
+NO_KERNEL = "it was computed without a kernel"
 NO_MASK = "lanes that have no element load or store: a mask is missing or too wide"
 MEET = "two programs write the same elements: the program's number is missing in an address"
 GARBAGE = "slots that hold no token were read"
@@ -170,6 +171,8 @@ def run(
     fault = done["fault"]
     named = [(fault, name) for words, name in kinds.items() if words in fault]
     expect(f"{what}: wrong accesses", fault, "", mistakes=named)
+    if done["watched"]:
+        expect(f"{what}: whether a kernel ran", done["launches"] != [], True, mistakes={False: NO_KERNEL})
     return done
 
 
