@@ -32,7 +32,7 @@ from minipaged.course.grading import class_run
 from minipaged.course.grading.class_run import grade_class
 from minipaged.course.grading.grade import grade_submission
 from minipaged.course.grading.handout import make_gradescope, make_handout
-from minipaged.course.grading.package_view import copy_package, hidden_functions
+from minipaged.course.grading.package_view import copy_package, hidden_functions, package_files
 from minipaged.course.grading.results import to_junit
 from minipaged.course.grading.sandbox import isolation
 from minipaged.course.grading.submission import read_submission
@@ -149,14 +149,28 @@ def test_what_a_chapter_asks_for_is_not_in_its_sandbox(chapter: Chapter, tmp_pat
     for task in load_tasks(ROOT, chapter):
         hidden = hidden_functions(ROOT, chapter, task.number)
         assert any(f"task {task.number}:" in message for message in hidden.values())
-    copy_package(tmp_path, hidden)
-    text = (tmp_path / "minipaged" / f"{chapter.stem}.py").read_text(encoding="utf-8")
+    copy_package(tmp_path, chapter, hidden)
+    file = tmp_path.joinpath(*chapter.module.split(".")).with_suffix(".py")
     if chapter.key != "ch06":  # its last task is not in the package
-        assert text.count("raise NotImplementedError('ch") >= 3
-    for file in tmp_path.rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        if text != (ROOT / file.relative_to(tmp_path)).read_text(encoding="utf-8"):
+        assert file.read_text(encoding="utf-8").count("raise NotImplementedError('ch") >= 3
+    originals = package_files()
+    for name in {file.relative_to(tmp_path / "minipaged").as_posix() for file in tmp_path.rglob("*.py")}:
+        text = (tmp_path / "minipaged" / name).read_text(encoding="utf-8")
+        if text != originals[name].read_text(encoding="utf-8"):
             ast.parse(text)
+
+
+@pytest.mark.parametrize(("key", "has_kernels"), [("ch05", False), ("ch11", True), ("ch12", True)])
+def test_the_same_answer_in_another_form_is_not_there_either(
+    key: str, has_kernels: bool, tmp_path: Path
+) -> None:
+    """PyTorch twins, numba's loops, and for all chapters but theirs the kernels."""
+    copy_package(tmp_path, find_chapter(ROOT, key), {})
+    there = {file.relative_to(tmp_path / "minipaged").as_posix() for file in tmp_path.rglob("*.py")}
+    kernels = {f"kernels/paged/triton_{name}.py" for name in ("decode", "fast")}
+    assert there & kernels == (kernels if has_kernels else set())
+    others = {"cpu_kernels.py", "kernels/paged/torch_twins.py"}
+    assert others <= package_files().keys() and not others & there
 
 
 # -- one submission ----------------------------------------------------------------------------------------
