@@ -263,7 +263,8 @@ def test_junit_takes_any_text() -> None:
         "max_score": 1,
         "output": "\x00\x1b\ufffe<&",
     }
-    assert ElementTree.fromstring(to_junit({"tests": [test]}))[0][0].text == "???<&"
+    suite = ElementTree.fromstring(to_junit({"tests": [test], "output": "graded with seed 5\x00"}))
+    assert suite[0][0].text == "???<&" and suite[1].text == "graded with seed 5?"
 
 
 def test_a_hidden_check_shows_calls_and_values_but_nothing_that_it_expects(tmp_path: Path) -> None:
