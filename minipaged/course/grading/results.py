@@ -30,7 +30,7 @@ def to_json(grade: Grade) -> str:
 
 
 def to_junit(grade: Grade) -> bytes:
-    """JUnit XML: a test case for each task, and the failure's words; at the end the seed and the isolation."""
+    """JUnit XML: a test case for each task, and the failure's words; then the seed and the isolation."""
     tests = grade["tests"]
     suite = ElementTree.Element("testsuite", name="minipaged", tests=str(len(tests)))
     suite.set("failures", str(sum(test["status"] != "passed" for test in tests)))
