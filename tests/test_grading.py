@@ -33,10 +33,12 @@ from minipaged.course.grading.class_run import grade_class
 from minipaged.course.grading.grade import grade_submission
 from minipaged.course.grading.handout import make_gradescope, make_handout
 from minipaged.course.grading.package_view import copy_package, hidden_functions, package_files
+from minipaged.course.grading.remote import RemoteLayer
 from minipaged.course.grading.results import to_junit
-from minipaged.course.grading.sandbox import isolation
+from minipaged.course.grading.sandbox import Limits, isolation
 from minipaged.course.grading.submission import read_submission
 from minipaged.course.grading.wire import Wire
+from minipaged.course.seed import fill_new_memory
 from minipaged.course.tasks import find_chapter, graded_chapters, load_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -192,6 +194,20 @@ def test_the_same_seed_gives_the_same_grade(tmp_path: Path) -> None:
     first, again = (grade_submission(ROOT, tmp_path, [CH09], seed=7) for _ in range(2))
     assert first == again and first["extra_data"]["seed"] == 7 and "seed 7" in first["output"]
     assert [test["status"] for test in first["tests"]].count("failed") == 1 and 0 < first["score"] < 100
+
+
+def test_what_nobody_has_written_is_the_same_each_time(tmp_path: Path) -> None:
+    """Else an answer that reads it would fail now and pass now, for all seeds."""
+    torch.full((99,), 7.0)  # leaves something behind
+    fill_new_memory()
+    here = torch.empty(99)
+    fill_new_memory(False)
+    (tmp_path / f"{CH03.file_stem}.py").write_text("import torch\ntorch.full((99,), 7.0)")
+    layer = RemoteLayer(ROOT, CH03, tmp_path / f"{CH03.file_stem}.py", Limits())
+    layer.begin(1)
+    there = layer.given("torch").empty(99)
+    layer.close()
+    assert here.isnan().all() and there.isnan().all()
 
 
 MALFORMED = {
