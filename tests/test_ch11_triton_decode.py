@@ -126,6 +126,7 @@ pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
 )
 
+NO_KERNEL = "it was computed without a kernel"
 NO_MASK = "lanes that have no element load or store: a mask is missing or too wide"
 OUTSIDE = "none of the lanes has an element: the address is wrong, or nothing is masked"
 MEET = "two programs write the same elements: the program's number is missing in an address"
@@ -177,6 +178,8 @@ def run(
     if fault := done["fault"]:
         named = [name for pattern, name in kinds.items() if re.search(pattern, fault)]
         raise Mismatch(what, "no wrong load or store", fault, named[0] if named else None)
+    if done["watched"]:
+        expect(f"{what}: whether a kernel ran", done["launches"] != [], True, mistakes={False: NO_KERNEL})
     return done
 
 

@@ -97,6 +97,7 @@ pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
 )
 
+NO_KERNEL = "it was computed without a kernel"
 ROUNDED_UP = "the number of pieces was rounded up: some processors get a third program"
 TOO_SHORT = "a piece is shorter than MIN_SPLIT_LEN tokens"
 WITHOUT_LIMIT = "more pieces than MAX_SPLITS"
@@ -131,6 +132,8 @@ def run(
     done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps)
     if done["fault"]:
         raise Mismatch(what, "no wrong load or store", done["fault"])
+    if done["watched"]:
+        expect(f"{what}: whether a kernel ran", done["launches"] != [], True, mistakes={False: NO_KERNEL})
     return done
 
 

@@ -30,8 +30,9 @@ def run_kernel(
     numbers of those that pretend to be so large that offsets need 64 bits (`FarTensor`).
 
     Returns "result"; "arguments", the copies as they are afterwards; "fault", what a kernel touched that it
-    must not, or ""; and "launches", for each launch its "kernel", "programs" (how many touched memory) and
-    "loaded" and "stored" (bytes by argument name), none where nothing is interpreted.
+    must not, or ""; "watched", whether kernels are interpreted, and so watched; and "launches", for each
+    watched launch its "kernel", "programs" (how many touched memory) and "loaded" and "stored" (bytes by
+    argument name).
 
     >>> run_kernel(copy_blocks, k_cache, v_cache, copies)["arguments"][0]
     """
@@ -39,7 +40,8 @@ def run_kernel(
     copies = [_copy(argument, interpreted and gaps) for argument in arguments]
     if not interpreted:
         result = function(*copies)
-        return {"result": _home(result), "arguments": _home(copies), "fault": "", "launches": []}
+        seen = {"fault": "", "watched": False, "launches": []}
+        return {"result": _home(result), "arguments": _home(copies), **seen}
     given = [copy.as_subclass(FarTensor) if i in far else copy for i, copy in enumerate(copies)]
     from triton.runtime.errors import InterpreterError  # here, because there may be no triton
 
@@ -60,7 +62,8 @@ def run_kernel(
         }
         for launch in report.launches
     ]
-    return {"result": result, "arguments": copies, "fault": fault, "launches": launches}
+    seen = {"fault": fault, "watched": True, "launches": launches}
+    return {"result": result, "arguments": copies, **seen}
 
 
 def _copy(argument: Any, gaps: bool) -> Any:

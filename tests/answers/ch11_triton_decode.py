@@ -2,6 +2,7 @@
 
 from minipaged.course.answers import Answers
 
+NO_KERNEL = "it was computed without a kernel"
 NO_MASK = "lanes that have no element load or store: a mask is missing or too wide"
 OUTSIDE = "none of the lanes has an element: the address is wrong, or nothing is masked"
 MEET = "two programs write the same elements: the program's number is missing in an address"
@@ -36,6 +37,7 @@ ADD_MASK = "    mask = offs < n  # n is seldom a multiple of BLOCK\n"
 ADD_STORE = "    tl.store(out_ptr + offs, x + y, mask=mask)\n"
 
 answers.wrong("no mask", task=1, mistake=NO_MASK, edits=[(ADD_MASK, "    mask = offs >= 0\n")])
+answers.wrong("PyTorch adds", task=1, mistake=NO_KERNEL, edits=[("    _add_kernel[(triton.cdiv(len(x), ADD_BLOCK),)](x, y, out, len(x), BLOCK=ADD_BLOCK)\n    return out", "    return x + y")])
 answers.wrong("one lane too few", task=1, edits=[(ADD_MASK, "    mask = offs < n - 1\n")])
 answers.wrong("every program takes the first elements", task=1, mistake=MEET, edits=[(ADD_OFFS, "    offs = tl.arange(0, BLOCK)\n")])
 answers.wrong("x twice", task=1, mistake=READ_TWICE, edits=[
@@ -108,6 +110,12 @@ answers.wrong("padding is loaded, and not stored", task=5, mistake=PADDING_LOADE
     (STORE_IF, "    written = slot >= 0\n    if token >= 0:\n"),
     (STORE_K, STORE_K.replace("mask=mask", "mask=mask & written")), (STORE_V, STORE_V.replace("mask=mask", "mask=mask & written")),
 ])  # fmt: skip
+answers.wrong("PyTorch stores", task=5, mistake=NO_KERNEL, edits=[("    T, G, D = k.shape\n    if T == 0:\n        return\n", """    stored, B = slot_mapping >= 0, k_cache.shape[1]
+    slots = slot_mapping[stored].long()
+    k_cache[slots // B, slots % B], v_cache[slots // B, slots % B] = k[stored], v[stored]
+    return
+    T, G, D = k.shape
+""")])
 answers.wrong("slot 0 is padding", task=5, edits=[(STORE_IF, "    if slot > 0:\n")])
 answers.wrong("V is forgotten", task=5, mistake=ONLY_K, edits=[(STORE_V, "")])
 answers.wrong("K and V exchanged", task=5, mistake=EXCHANGED, edits=[

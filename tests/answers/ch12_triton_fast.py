@@ -2,6 +2,7 @@
 
 from minipaged.course.answers import Answers
 
+NO_KERNEL = "it was computed without a kernel"
 ROUNDED_UP = "the number of pieces was rounded up: some processors get a third program"
 TOO_SHORT = "a piece is shorter than MIN_SPLIT_LEN tokens"
 WITHOUT_LIMIT = "more pieces than MAX_SPLITS"
@@ -81,6 +82,10 @@ answers.wrong("short pieces rounded up", task=1, edits=[
 # -- task 2 ------------------------------------------------------------------------------------------
 
 answers.wrong("V is left out", task=2, mistake=ONLY_K, edits=[(STORE_V, "")])
+answers.wrong("PyTorch copies", task=2, mistake=NO_KERNEL, edits=[("    BLOCK_ROWS = min(", """    src, dst = copies.long().T
+    k_cache[:, dst], v_cache[:, dst] = k_cache[:, src], v_cache[:, src]
+    return
+    BLOCK_ROWS = min(""")])
 answers.wrong("dst to src", task=2, mistake=BACKWARDS, edits=[
     (LOAD_K, LOAD_K.replace("src", "dst")), (STORE_K, STORE_K.replace("dst", "src")),
     (LOAD_V, LOAD_V.replace("src", "dst")), (STORE_V, STORE_V.replace("dst", "src")),
@@ -109,6 +114,9 @@ answers.wrong("loads every source twice", task=2, edits=[
 # -- task 3 ------------------------------------------------------------------------------------------
 
 answers.wrong("the plain mean", task=3, mistake=PLAIN_MEAN, edits=[(EXP, "    weights = tl.where(exists, 1.0, 0.0)")])
+answers.wrong("PyTorch merges", task=3, mistake=NO_KERNEL, edits=[("    out_dtype, _ = compute_dtypes(dtype)\n    out = torch.empty(S, H, D, dtype=out_dtype, device=pieces.device)\n    _merge", """    shares = torch.exp2(weights - weights.amax(dim=-1, keepdim=True).clamp(min=-1e9))[..., None]
+    return ((shares * pieces).sum(dim=2) / shares.sum(dim=2).clamp(min=1e-9)).to(dtype)
+    _merge""")])
 answers.wrong("e instead of 2", task=3, mistake=BASE_E, edits=[(EXP, EXP.replace("tl.exp2", "tl.exp"))])
 answers.wrong("not divided", task=3, mistake=NOT_DIVIDED, edits=[
     (MEAN, "    out = tl.sum(weights[:, None] * pieces, axis=0)\n"),
