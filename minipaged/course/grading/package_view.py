@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import minipaged
@@ -45,11 +46,19 @@ def copy_package(target: Path, hidden: Functions) -> None:
     """Write the package's Python files to target/minipaged, without the functions in `hidden`."""
     names = "|".join(re.escape(name.split(".")[-1]) for name in hidden)
     may_define = re.compile(rf"\bdef ({names})\b")
-    for file in PACKAGE.rglob("*.py"):
-        copy = target / "minipaged" / file.relative_to(PACKAGE)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        text = file.read_text(encoding="utf-8")
-        copy.write_text(_without(text, hidden) if may_define.search(text) else text, encoding="utf-8")
+    for folder, place in ((PACKAGE, ""), (_kernels(), "kernels/paged")):
+        for file in folder.rglob("*.py"):
+            copy = target / "minipaged" / place / file.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = file.read_text(encoding="utf-8")
+            copy.write_text(_without(text, hidden) if may_define.search(text) else text, encoding="utf-8")
+
+
+def _kernels() -> Path:
+    """Where `minipaged.kernels.paged` lies: in an editable install outside of the package, in kernels/."""
+    spec = find_spec("minipaged.kernels.paged")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _without(text: str, hidden: Functions) -> str:
