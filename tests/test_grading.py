@@ -93,8 +93,8 @@ def test_tensors_arrive_with_dtype_shape_and_numbers(dtype: torch.dtype, shape: 
 
 def test_a_view_keeps_its_strides() -> None:
     x = torch.arange(24.0).view(2, 3, 4)
-    views = (x.transpose(0, 2), x[:, 1:, ::2], x[:1].expand(5, 3, 4), torch.ones(1).expand(7), torch.ones(2)[::2])
-    for view in views:
+    one = torch.ones(2)
+    for view in (x.transpose(0, 2), x[:, 1:, ::2], x[:1].expand(5, 3, 4), one[:1].expand(7), one[::2]):
         came = across(view)
         assert torch.equal(came, view) and came.stride() == view.stride()
 
@@ -151,12 +151,16 @@ def test_what_a_chapter_asks_for_is_not_in_its_sandbox(chapter: Chapter, tmp_pat
         hidden = hidden_functions(ROOT, chapter, task.number)
         assert any(f"task {task.number}:" in message for message in hidden.values())
     copy_package(tmp_path, hidden)
-    text = (tmp_path / "minipaged" / f"{chapter.stem}.py").read_text(encoding="utf-8")
+    (module,) = tmp_path.rglob(f"{chapter.stem}.py")  # of a chapter about kernels, in kernels/paged
+    text = module.read_text(encoding="utf-8")
     if chapter.key != "ch06":  # its last task is not in the package
         assert text.count("raise NotImplementedError('ch") >= 3
     for file in tmp_path.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        if text != (ROOT / file.relative_to(tmp_path)).read_text(encoding="utf-8"):
+        original = file.relative_to(tmp_path)
+        if original.is_relative_to("minipaged/kernels/paged"):
+            original = original.relative_to("minipaged")
+        if text != (ROOT / original).read_text(encoding="utf-8"):
             ast.parse(text)
 
 
