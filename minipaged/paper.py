@@ -4,37 +4,26 @@ Why it exists: a figure that one can make oneself can be questioned: with other 
 machine. Only the memory differs between the systems compared here; scheduler, requests and clock are the
 same. Nothing is fitted to the paper's results; each experiment says why it comes out differently.
 What it leaves out: the paper's data sets, of which the means are known and nothing else (section 6.1, Figure
-11), and its larger models. The drawing is `paper_drawings.py`. Chapter 13 (Kwon et al., SOSP'23).
+11), and its larger models. `paper_systems.py` has the systems, `paper_drawings.py` the drawing. Chapter 13
+(Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from minipaged.contiguous import Account, Buddy, account
-from minipaged.contiguous_memory import ContiguousMemory, Run
-from minipaged.cost_model import A100_40GB, LLAMA_13B, OPT_13B, CostModel, ModelShape
-from minipaged.course.sharing_replay import (
-    MEAN_LENGTHS,
-    PAPER_SAVINGS,
-    lengths_like,
-    lengths_with_means,
-    replay_savings,
-)
+from minipaged.contiguous import Account
+from minipaged.cost_model import LLAMA_13B
+from minipaged.course.sharing_replay import MEAN_LENGTHS, PAPER_SAVINGS, lengths_with_means, replay_savings
 from minipaged.measure import mean_inside, sustained_rate
+from minipaged.paper_systems import SYSTEMS, Bench, Lengths, lengths_from, lengths_of
 from minipaged.preemption import swap_seconds
-from minipaged.scheduler import Schedule, Scheduler
-from minipaged.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
+from minipaged.simulator import Served, poisson
 from minipaged.traces import TraceRow
 
-Lengths = list[tuple[int, int]]  # prompt and output tokens of each request
 Points = dict[str | float, float]
 
-NUM_SLOTS, MAX_MODEL_LEN = 15_700, 2_048  # table 1: OPT-13B beside its weights on one A100-40GB
-MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS = 2_560, 256  # the defaults of the paper's own system
-SYSTEMS = {"Orca (Max)": "max", "Orca (Pow2)": "pow2", "Orca (Oracle)": "oracle", "vLLM": "paged"}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATES = {"ShareGPT": (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5),
          "Alpaca": (2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)}  # fmt: skip
@@ -66,107 +55,6 @@ class PaperFigure:
     title: str
     panels: list[Panel]
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A simulated system: what was served, and means over the time in which somebody waited for memory.
-
-    num_running: requests at once; None if nobody ever waited. shares: of all slots, as in `Account`.
-    """
-
-    served: Served
-    num_running: float | None
-    shares: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The paper's smallest set-up: a model, a device, and slots for K and V."""
-
-    model: ModelShape = OPT_13B
-    num_slots: int = NUM_SLOTS
-    max_model_len: int = MAX_MODEL_LEN
-    block_size: int = 16
-    preemption_mode: str = "recompute"
-    enable_prefix_caching: bool = False
-
-    @property
-    def cost(self) -> CostModel:
-        return CostModel(A100_40GB, self.model, self.block_size)
-
-    def scheduler(self, system: str) -> Scheduler:
-        """The engine's scheduler over the memory of one of the `SYSTEMS`."""
-        memory: Any
-        if SYSTEMS[system] == "paged":
-            num_blocks = self.num_slots // self.block_size
-            num_cpu_blocks = 8 * num_blocks if self.preemption_mode == "swap" else 0
-            memory = paged_memory(num_blocks, self.block_size, num_cpu_blocks, self.enable_prefix_caching)
-        else:
-            memory = ContiguousMemory(Buddy(self.num_slots), SYSTEMS[system], self.max_model_len)
-        return Scheduler(memory, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, self.preemption_mode)
-
-    def run(
-        self,
-        system: str,
-        rows: Sequence[TraceRow],
-        prompt: Callable[[TraceRow, int], list[int]] | None = None,
-    ) -> Outcome:
-        """Serve the rows with one system."""
-        price = self.cost.step_seconds
-        sums = [0.0] * (len(Account._fields) + 2)
-
-        def step_seconds(step: Schedule) -> float:
-            seconds = price(step)
-            if engine.scheduler.waiting:
-                for index, value in enumerate((*_account(engine), len(engine.scheduler.running), 1)):
-                    sums[index] += seconds * value
-            return seconds
-
-        engine = SimulatedEngine(self.scheduler(system), step_seconds)
-        served = serve(engine, rows, prompt)
-        *slots, running, seconds = sums
-        shares = {
-            name: total / max(1e-9, seconds * self.num_slots)
-            for name, total in zip(Account._fields, slots, strict=True)
-        }
-        return Outcome(served, running / seconds if seconds else None, shares)
-
-    def full_queue(self, system: str, lengths: Lengths) -> Outcome:
-        """Everybody is there at once, so memory alone decides how many are served together."""
-        return self.run(system, [TraceRow(0.0, *both) for both in lengths])
-
-
-def _account(engine: SimulatedEngine) -> Account:
-    """Where the slots are now; a paged pool reserves nothing, and any free block fits."""
-    memory, running = engine.memory, engine.scheduler.running
-    if isinstance(memory, ContiguousMemory):
-        sequences = []
-        for request in running:
-            run = request.sequences[0].table
-            assert isinstance(run, Run) and request.params.max_tokens is not None
-            final_len = len(request.prompt_token_ids) + request.params.max_tokens
-            sequences.append((run.size, run.num_tokens, final_len))
-        return account(sequences, memory.arena.holes(), memory.needed(engine.scheduler.waiting[0]))
-    used = sum(seq.num_computed_tokens for request in running for seq in request.sequences)
-    held = (memory.num_blocks - memory.allocator.num_free) * memory.block_size
-    return Account(used, 0, held - used, 0, memory.allocator.num_free * memory.block_size)
-
-
-def lengths_of(name: str, num_requests: int, seed: int = 0) -> Lengths:
-    """Generated lengths with the means of the paper's data set; output cut off at the model's limit."""
-    drawn = lengths_like(name, num_requests, seed)
-    return [
-        (prompt, min(output, MAX_MODEL_LEN - prompt)) for prompt, output in drawn if prompt < MAX_MODEL_LEN
-    ]
-
-
-def lengths_from(rows: Iterable[TraceRow]) -> Lengths:
-    """The lengths of a trace, without the requests that are too long for the model."""
-    lengths = [row[1:3] for row in rows if row.prompt_len + row.output_len <= MAX_MODEL_LEN]
-    if not lengths:
-        raise ValueError(f"every request of the trace has more than {MAX_MODEL_LEN} tokens")
-    return lengths
 
 
 def data_sets(num_requests: int, trace: Sequence[TraceRow] | None) -> dict[str, Lengths]:
@@ -219,16 +107,17 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
     panels = []
     for name, lengths in data_sets(num_requests, trace).items():
         rate, printed = paper.get(name, (2.0, ()))
-        ours: dict[str, Points] = {"a full queue": {}, f"{rate:g} requests/s": {}}
+        ours: dict[str, Points] = {"a full queue": {}, "arriving": {}}
         for system in SYSTEMS:
             full = Bench().full_queue(system, lengths)
             arriving = Bench().run(system, poisson(lengths, rate))
             ours["a full queue"][system] = full.num_running or 0.0
-            ours[f"{rate:g} requests/s"][system] = arriving.num_running or _mean_inside(arriving.served)
+            ours["arriving"][system] = arriving.num_running or _mean_inside(arriving.served)
         marks: dict[str, Points] = (
             {"a full queue": dict(zip(SYSTEMS, printed, strict=True))} if printed else {}
         )
-        panels.append(Panel(name, "bars", "", "requests at once", ours, marks))
+        title = f"{name}, arriving at {rate:g} requests/s"
+        panels.append(Panel(title, "bars", "", "requests at once", ours, marks))
     return PaperFigure("13", "Requests served at once", panels)
 
 
@@ -350,8 +239,7 @@ def figure_16(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
 
 
 def figure_18b(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -> PaperFigure:
-    """Latency against the block size, at 1.2 times the rate at which blocks of 16
-    serve a full queue to its end.
+    """Latency against the block size, at 1.2 times the rate at which blocks of 16 serve a full queue.
 
     Large blocks waste memory: half a block per request is lost. Small ones cost time: a warp reads one block
     of one head, and waits about a microsecond for it however short it is. How many warps are on their way at

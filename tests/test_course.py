@@ -63,20 +63,37 @@ def minipaged(root: Path, *arguments: str, given: str = "") -> subprocess.Comple
 
 
 @each_chapter
-def test_every_solution_passes_every_task(chapter: Chapter) -> None:
-    report = check_chapter(ROOT, chapter, "solutions")
-    assert report.points == report.total, render(report, ROOT)
+def test_every_solution_passes_every_task_alone(chapter: Chapter, course: Path, tmp_path: Path) -> None:
+    """With every other exercise not even a Python file, a chapter's solution has all its points."""
+    for other in GRADED:
+        (tmp_path / f"{other.file_stem}.py").write_text("this is no Python", encoding="utf-8")
+    (tmp_path / f"{chapter.file_stem}.py").write_text(solution_of(chapter), encoding="utf-8")
+    report = check_chapter(course, chapter, str(tmp_path))
+    assert report.points == report.total, render(report, course)
 
 
 @each_chapter
 def test_every_stub_fails_with_its_own_message_and_has_no_points(chapter: Chapter, course: Path) -> None:
-    report = check_chapter(course, chapter, "exercises")
+    report = check_chapter(course, chapter, str(course / "exercises" / "originals"))
     assert report.points == 0 and not report.passed
     for task in report.tasks:
         assert task.status in ("not written", "waiting"), render(report, course)
     messages = {result.message for task in report.tasks for result in task.results}
     own = {task.stub_message(chapter.file_stem) for task in load_tasks(ROOT, chapter)}
     assert messages <= own, messages - own
+
+
+def test_an_untouched_exercise_is_not_written_and_one_character_has_it_judged(course: Path) -> None:
+    report = check_chapter(course, CH03)
+    assert report.points == 0 and {task.status for task in report.tasks} == {"not written"}
+    assert len(check_chapter(course, CH03, task=2).tasks) == 1 < len(report.tasks)
+    exercise = course / "exercises" / f"{CH03.file_stem}.py"
+    exercise.write_text(stub_of(CH03) + "#\n", encoding="utf-8")
+    try:
+        (task,) = check_chapter(course, CH03, task=1).tasks
+    finally:
+        exercise.write_text(stub_of(CH03), encoding="utf-8")
+    assert task.status == "not written" and "" not in {result.name for result in task.results}
 
 
 @each_chapter
@@ -136,16 +153,6 @@ def test_what_the_comparison_of_solution_and_package_sees(tmp_path: Path) -> Non
 def test_the_exercises_that_reset_restores_are_those_of_the_solutions(chapter: Chapter) -> None:
     original = ROOT / "exercises" / "originals" / f"{chapter.file_stem}.py"
     assert original.read_text(encoding="utf-8") == stub_of(chapter), "run python tools/build.py --exercises"
-
-
-@each_chapter
-def test_a_chapter_stands_alone(chapter: Chapter, course: Path, tmp_path: Path) -> None:
-    """With every other exercise not even a Python file, a chapter's solution has all its points."""
-    for other in GRADED:
-        (tmp_path / f"{other.file_stem}.py").write_text("this is no Python", encoding="utf-8")
-    (tmp_path / f"{chapter.file_stem}.py").write_text(solution_of(chapter), encoding="utf-8")
-    report = check_chapter(course, chapter, str(tmp_path))
-    assert report.points == report.total
 
 
 # -- stubs ---------------------------------------------------------------------------------------------------

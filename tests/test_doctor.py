@@ -63,6 +63,16 @@ def test_a_kernel_that_kills_its_process_does_not_kill_the_doctor(monkeypatch: p
     assert result.exit_code == 0 and "exit code -6" in result.stdout
 
 
+def test_loops_that_cannot_be_used_are_a_warning_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setitem(sys.modules, "minipaged.cpu_kernels", None)  # importing it is an ImportError now
+    result = doctor(monkeypatch, "numba")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("warning  numba") and "its loops can't be used: import of" in " ".join(
+        result.stdout.split()
+    )
+
+
 def test_a_missing_model_is_a_warning_that_says_how_to_fetch_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ from minipaged.cli.bench import bench
 from minipaged.cli.bench_memory import tail_waste
 from minipaged.cli.bench_scaling import BareIdea, draw_scaling, scheduling_seconds, slope
 from minipaged.course.sharing_replay import lengths_with_means
-from minipaged.paper import SYSTEMS, Bench, figure_2, figure_15, lengths_from, lengths_of
+from minipaged.paper import figure_2, figure_15
 from minipaged.paper_drawings import draw_paper_figure
+from minipaged.paper_systems import SYSTEMS, Bench, lengths_from, lengths_of
 from minipaged.traces import TraceRow, load_azure
 from tests.test_traces import find_trace
 from tools.results import FOLDER, RUNS, page

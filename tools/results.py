@@ -38,6 +38,7 @@ RUNS = {
     "memory-sharegpt": "memory",
     "memory-azure-conv": f"memory --trace {CHATS}",
     "prefix": "prefix",
+    "kernels": "kernels",
     "calibrate": "calibrate",
     "scaling": "scaling",
     "soak": "soak",
@@ -174,6 +175,17 @@ def scaling(report: Report) -> Iterator[str]:
     yield from table(["the allocator", "operations per second"], rows)
 
 
+def kernels(report: Report) -> Iterator[str]:
+    rows = []
+    for row in report["rows"]:
+        heads = f"{row['num_heads']}/{row['num_kv_heads']} heads of {row['head_dim']}"
+        sizes = f"batch {row['batch']}, context {row['context_len']}, {heads}, blocks of {row['block_size']}"
+        what = "prefill" if row["query_len"] > 1 else "decode"
+        rows.append([f"{what}, {sizes}", row["way"], number(1e6 * row["paged_seconds"]),
+                     number(row["bytes_per_second"] / 1e9), f"{row['ratio']:.2f}"])  # fmt: skip
+    yield from table(["attention", "way", "µs", "GB/s", "as fast as contiguous SDPA"], rows)
+
+
 def soak(report: Report) -> Iterator[str]:
     modes = report["modes"]
     names = dict.fromkeys(name for counts in modes.values() for name in counts)
@@ -201,6 +213,7 @@ def calibrate(report: Report) -> Iterator[str]:
 
 KINDS: dict[str, tuple[Callable[[Report], str], Callable[[Report], Iterator[str]]]] = {
     "calibrate": (lambda report: "This machine's constants", calibrate),
+    "kernels": (lambda report: f"Attention through block tables, {report['options']['dtype']}", kernels),
     "memory": (lambda report: f"The same memory, {report['options']['trace'] or 'ShareGPT means'}", memory),
     "paper": (lambda report: f"The paper's Figure {report['number']}: {report['title']}", paper),
     "prefix": (lambda report: "What the prefix cache saves", prefix),

@@ -30,8 +30,9 @@ from minipaged.cli.bench_kernels import kernels
 from minipaged.cli.bench_memory import memory, prefix
 from minipaged.cli.bench_paper import paper
 from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
-from minipaged.cli.bench_scaling import scaling, soak
+from minipaged.cli.bench_scaling import scaling
 from minipaged.cli.bench_simulate import calibrate, replay
+from minipaged.cli.bench_soak import soak
 from minipaged.config import ModelConfig
 from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token

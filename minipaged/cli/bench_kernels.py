@@ -3,7 +3,8 @@
 Why it exists: what a block table costs shows only beside the same attention without one. Decoding is bound by
 memory, so on a GPU its speed is given in bytes of K and V a second, each counted once, and as a share of what
 a plain copy reaches on the same machine; prefill is bound by arithmetic, and is given in FLOP a second. On a
-CPU the engine's PyTorch path is measured, and what counts is the ratio.
+CPU the engine's PyTorch path and, where numba is, its compiled loops are measured, and what counts is the
+ratio.
 What it leaves out: whole steps of the engine (`bench serve`). Chapters 12 and 13.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -24,8 +26,10 @@ from rich.table import Table
 from torch import Tensor
 
 from minipaged.attention_backend import with_attention_backend
+from minipaged.batch import Batch
 from minipaged.cli.bench_report import begin_report, json_option, write_report
-from minipaged.paged_attention import plan_attention
+from minipaged.config import ModelConfig
+from minipaged.paged_attention import KVCache, paged_attention, plan_attention
 from minipaged.parts import Parts
 
 NUM_HEADS = 32  # of queries, on a GPU
@@ -67,9 +71,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one shape took, in seconds: through block tables, and PyTorch's SDPA on contiguous K and V."""
+    """What one shape took, in seconds: through block tables, by one of the engine's ways ("triton", "torch",
+    "numba"), and PyTorch's SDPA on contiguous K and V."""
 
     shape: Shape
+    way: str
     paged_seconds: float
     contiguous_seconds: float
     kv_bytes: int
@@ -77,7 +83,7 @@ class Measured:
     def row(self) -> dict[str, Any]:
         """All that is reported: `ratio` is how many times as fast as contiguous."""
         return {
-            **asdict(self.shape), "paged_seconds": self.paged_seconds,
+            **asdict(self.shape), "way": self.way, "paged_seconds": self.paged_seconds,
             "contiguous_seconds": self.contiguous_seconds,
             "ratio": self.contiguous_seconds / self.paged_seconds,
             "bytes_per_second": self.kv_bytes / self.paged_seconds,
@@ -87,12 +93,13 @@ class Measured:
 
 def attentions(
     shape: Shape, dtype: torch.dtype, device: torch.device
-) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """The two things to time on the same random numbers: through shuffled blocks, and contiguous."""
+) -> dict[str, Callable[[], Tensor]]:
+    """What to time on the same random numbers: "contiguous", and every way through shuffled blocks."""
     S, K, Q, B = shape.batch, shape.context_len, shape.query_len, shape.block_size
     G, H, D = shape.num_kv_heads, shape.num_heads, shape.head_dim
     M = -(-K // B)
-    k_cache, v_cache = (torch.randn(S * M, B, G, D, dtype=dtype, device=device) for _ in "kv")
+    kv_cache = KVCache(1, S * M, B, G, D, dtype, device)
+    k_cache, v_cache = (cache[0].normal_() for cache in (kv_cache.k, kv_cache.v))
     q = torch.randn(S * Q, H, D, dtype=dtype, device=device)
     tables = torch.randperm(S * M, device=device).view(S, M)
     context_lens = torch.full((S,), K, device=device)
@@ -114,18 +121,42 @@ def attentions(
         out = F.scaled_dot_product_attention(rows, k, v, is_causal=True, scale=scale, enable_gqa=H != G)
         return out.transpose(1, 2).reshape(S * Q, H, D)
 
-    return paged, contiguous
+    found = {"contiguous": contiguous, "triton" if device.type == "cuda" else "torch": paged}
+    if Q == 1 and dtype == torch.float32 and device.type == "cpu" and find_spec("numba"):
+        found["numba"] = _compiled_decode(shape, q, kv_cache, tables, context_lens, starts)
+    return found
 
 
-def measure(shape: Shape, dtype: torch.dtype, device: torch.device) -> Measured:
-    """Time both on one shape; RuntimeError if they don't agree on the result."""
-    both = attentions(shape, dtype, device)
-    paged, contiguous = (attend().float() for attend in both)
-    if not torch.allclose(paged, contiguous, atol=1e-4 if dtype == torch.float32 else 2e-2, rtol=1e-2):
-        apart = (paged - contiguous).abs().max().item()
-        raise RuntimeError(f"{shape}: paged and contiguous attention differ by up to {apart:.3g}")
-    paged_s, contiguous_s = _gpu_seconds(both) if device.type == "cuda" else _cpu_seconds(both)
-    return Measured(shape, paged_s, contiguous_s, shape.kv_elements * dtype.itemsize)
+def _compiled_decode(
+    shape: Shape, q: Tensor, kv_cache: KVCache, tables: Tensor, context_lens: Tensor, starts: Tensor
+) -> Callable[[], Tensor]:
+    """The engine's compiled loops. They turn and store the newest token too: by 0, and what is there."""
+    from minipaged.cpu_kernels import CompiledOperators
+
+    S, H, G, D = shape.batch, shape.num_heads, shape.num_kv_heads, shape.head_dim
+    last = context_lens - 1
+    slots = tables[torch.arange(S), last // shape.block_size] * shape.block_size + last % shape.block_size
+    newest = [cache[0].flatten(0, 1)[slots] for cache in (kv_cache.k, kv_cache.v)]
+    qkv = torch.cat([q, *newest], dim=1).flatten(1)
+    config = replace(ModelConfig.tiny(), hidden_size=H * D, num_heads=H, num_kv_heads=G, head_dim=D)
+    batch = Batch(slots, last, slots, tables, context_lens, starts, starts[:0])
+    operators = CompiledOperators(config, batch, torch.zeros(S, 1, D // 2), kv_cache, paged_attention)
+    return lambda: operators.attend(0, qkv, None, None).view(S, H, D)
+
+
+def measure(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Measured]:
+    """Time every way on one shape; RuntimeError if they don't agree on the result."""
+    functions = attentions(shape, dtype, device)
+    contiguous = functions["contiguous"]().float()
+    for way, attend in functions.items():
+        apart = (attend().float() - contiguous).abs().max().item()
+        if not apart <= (1e-4 if dtype == torch.float32 else 4e-2):
+            raise RuntimeError(f"{shape}: {way} and contiguous attention differ by up to {apart:.3g}")
+    timed = _gpu_seconds if device.type == "cuda" else _cpu_seconds
+    contiguous_s, *seconds = timed(tuple(functions.values()))
+    kv_bytes = shape.kv_elements * dtype.itemsize
+    ways = list(functions)[1:]
+    return [Measured(shape, *one, contiguous_s, kv_bytes) for one in zip(ways, seconds, strict=True)]
 
 
 def _gpu_seconds(functions: tuple[Callable[[], Tensor], ...]) -> list[float]:
@@ -169,7 +200,7 @@ def shapes(device: torch.device, dtype: torch.dtype) -> Iterator[Shape]:
 def print_table(report: dict[str, Any], console: Console) -> None:
     """A line for each shape; on a GPU, decodes with their share of the copy's bandwidth."""
     bandwidth = report["copy_bytes_per_second"]
-    table = Table("batch", "context", "heads", "head dim", "block", "µs", "speed", "times as fast",
+    table = Table("batch", "context", "way", "heads", "head dim", "block", "µs", "speed", "times as fast",
                   box=SIMPLE_HEAD, pad_edge=False,
                   caption="as SDPA on contiguous K and V of the same lengths")  # fmt: skip
     for row in report["rows"]:
@@ -179,9 +210,10 @@ def print_table(report: dict[str, Any], console: Console) -> None:
         elif bandwidth:
             speed += f" ({row['bytes_per_second'] / bandwidth:.0%} of a copy's)"
         what = f"{row['context_len']}" + (" prefill" if row["query_len"] > 1 else "")
+        heads = f"{row['num_heads']}/{row['num_kv_heads']}"
         table.add_row(
-            str(row["batch"]), what, f"{row['num_heads']}/{row['num_kv_heads']}", str(row["head_dim"]),
-            str(row["block_size"]), f"{row['paged_seconds'] * 1e6:,.0f}", speed, f"{row['ratio']:.2f}",
+            str(row["batch"]), what, row["way"], heads, str(row["head_dim"]), str(row["block_size"]),
+            f"{row['paged_seconds'] * 1e6:,.0f}", speed, f"{row['ratio']:.2f}",
         )  # fmt: skip
     console.print(table)
     if bandwidth:
@@ -199,7 +231,8 @@ def kernels(
 ) -> None:
     """Measure attention through block tables against PyTorch's on contiguous K and V.
 
-    On a GPU, the Triton kernels in bytes and FLOP a second; on a CPU, the PyTorch path with one thread.
+    On a GPU, the Triton kernels in bytes and FLOP a second; on a CPU, the PyTorch path and numba's loops with
+    one thread.
 
     \b
     minipaged bench kernels
@@ -216,7 +249,7 @@ def kernels(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = [measure(shape, kind, device).row() for shape in wanted]
+        rows = [one.row() for shape in wanted for one in measure(shape, kind, device)]
     finally:
         torch.set_num_threads(threads)
     on_gpu = device.type == "cuda"

@@ -24,7 +24,7 @@ from minipaged.block_table import blocks_for
 from minipaged.cli.bench_paper import load_trace, trace_option
 from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
 from minipaged.contiguous import next_power_of_two
-from minipaged.paper import NUM_SLOTS, SYSTEMS, Bench, Lengths, lengths_of
+from minipaged.paper_systems import NUM_SLOTS, SYSTEMS, Bench, Lengths, lengths_of
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 NAMES = dict(zip(SYSTEMS, ("reserve the maximum", "power of two", "oracle", "paged"), strict=True))

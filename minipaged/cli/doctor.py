@@ -121,6 +121,18 @@ def _check_triton() -> Finding:
     return Finding("ok", f"{version}, store_kv equals its PyTorch twin, {test.stdout.strip()}")
 
 
+def _check_numba() -> Finding:
+    if find_spec("numba") is None:
+        remedy = f"For its loops: {INSTALL} numba" if sys.platform == "linux" else ""
+        return Finding("ok", "not installed: float32 on a CPU is slower without its compiled loops", remedy)
+    try:
+        import minipaged.cpu_kernels  # noqa: F401
+    except Exception as error:
+        found = f"{metadata.version('numba')}, but its loops can't be used: {error}"
+        return Finding("warning", found, "PyTorch's operators take their place, more slowly.")
+    return Finding("ok", f"{metadata.version('numba')}, compiled loops for float32 on the CPU")
+
+
 def _check_jupyter() -> Finding:
     missing = " ".join(name for name in ("jupyterlab", "ipykernel") if find_spec(name) is None)
     if missing:
@@ -158,5 +170,5 @@ def _check_memory() -> Finding:
 
 CHECKS: dict[str, Callable[[], Finding]] = {
     "Python": _check_python, "torch": _check_torch, "GPU": _check_gpu, "triton": _check_triton,
-    "Jupyter": _check_jupyter, "model": _check_model, "memory": _check_memory,
+    "numba": _check_numba, "Jupyter": _check_jupyter, "model": _check_model, "memory": _check_memory,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_grader
-from minipaged.course.tasks import Task, load_tasks
+from minipaged.course.tasks import Task, is_untouched, load_tasks
 
 WIDTH = 80
 INDENT = 6  # of what is said about a task
@@ -88,14 +88,22 @@ class ChapterReport:
 def check_chapter(
     root: Path, chapter: Chapter, impl: str = "exercises", task: int | None = None
 ) -> ChapterReport:
-    """Run a chapter's grader and sort what it said by task. ValueError if there is no such task."""
-    tasks = load_tasks(root, chapter)
+    """Run a chapter's grader and sort what it said by task. ValueError if there is no such task.
+
+    Of an exercise that is still as it came, it is known that nothing is written: nothing runs.
+    """
+    tasks = list(load_tasks(root, chapter))
     if task is not None and task not in [known.number for known in tasks]:
         raise ValueError(
             f"{chapter.key} has no task {task}; it has {', '.join(str(t.number) for t in tasks)}"
         )
-    results = run_grader(root, chapter, impl, task)
-    return sort_results(chapter, [known for known in tasks if task in (None, known.number)], results)
+    tasks = [known for known in tasks if task in (None, known.number)]
+    if impl == "exercises" and is_untouched(root, chapter):
+        stem = chapter.file_stem
+        results = [TestResult("", t.number, "missing", t.stub_message(stem)) for t in tasks]
+    else:
+        results = run_grader(root, chapter, impl, task)
+    return sort_results(chapter, tasks, results)
 
 
 def sort_results(chapter: Chapter, tasks: list[Task], results: list[TestResult]) -> ChapterReport:

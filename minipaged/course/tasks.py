@@ -84,6 +84,13 @@ def grader_file(root: Path, chapter: Chapter) -> Path:
     return root / "tests" / f"test_{chapter.file_stem}.py"
 
 
+def is_untouched(root: Path, chapter: Chapter) -> bool:
+    """Whether the reader's exercise is still as it came: equal to its copy in exercises/originals/."""
+    exercise = root / "exercises" / f"{chapter.file_stem}.py"
+    original = exercise.parent / "originals" / exercise.name
+    return original.is_file() and exercise.is_file() and exercise.read_bytes() == original.read_bytes()
+
+
 def hidden_file(root: Path, chapter: Chapter) -> Path:
     """tests/hidden/test_chNN_name.py: an instructor's further checks, for grades only and in no hand-out."""
     return root / "tests" / "hidden" / f"test_{chapter.file_stem}.py"
