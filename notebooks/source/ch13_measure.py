@@ -8,8 +8,8 @@
 # else's numbers, or with one's own. On the way you make the paper's figures again, and explain where they
 # come out differently.
 #
-# **The promise: the numbers you compute here are the ones that the project is judged by.** The simulator
-# prices its steps with your formula, and the latencies of `minipaged bench` are your latencies.
+# **The promise: your arithmetic judges the engine.** What you write here is what the simulator prices its
+# steps with, and what `minipaged bench` reports its latencies with; at the end, yours does it.
 #
 # After this chapter you will be able to
 #
@@ -107,7 +107,7 @@ print([round(seconds, 3) for seconds in measure.latencies(requests).first_token]
 # server look *better*, the more users give up. So their number is part of the report.
 #
 # Then the lists become numbers. A mean hides what is rare, and what is rare is what users remember; so one
-# gives the median and the 99th percentile. The 99th percentile is a value that 99 % of the others do not
+# gives the median and the 99th percentile: the smallest of the values that at least 99 % of them do not
 # exceed.
 #
 # **Predict.** A hundred waiting times, of which 98 are 0.1 s, one is 3 s and one is 9 s. Mean, median, 99th
@@ -358,9 +358,9 @@ show_figure("13")
 # **Explain.** At 30 requests a second, the number inside is the rate times the time that each one stays:
 # Little's law, below. Our A100 works at 80 % of its peaks with no Python between the steps, so each request
 # leaves sooner than it did in the paper's engine of 2023, and fewer are inside. With a full queue, on the
-# other hand, the memory is filled to the brim, and it has room for 190. The paper's 132 lie in between: its
-# requests came fast enough to pile up, but not to fill the memory. The *ratios* to the other systems agree
-# where memory is what everybody waits for, which is ShareGPT.
+# other hand, the memory is filled to the brim, and it has room for 190. The paper's 132 lie in between, so
+# most likely its requests came fast enough to pile up, but not to fill the memory. Where memory is what
+# everybody waits for, as with ShareGPT, the numbers agree.
 #
 # Now the figure that the paper is known for:
 
@@ -393,14 +393,16 @@ for system, knee in knees.items():
 many = lengths_of("ShareGPT", 600)
 for num_requests in (150, 300, 600):
     served = Bench().run("vLLM", poisson(many[:num_requests], 3.5)).served
+    in_time = sum(seconds <= 1 for seconds in served.first_token()) / num_requests
     print(f"{served.arrivals[-1]:4.0f} s of arrivals: {served.normalised_latency():.3f} s/token, "
-          f"{len(served.gaps()) / served.seconds:,.0f} tokens/s")
+          f"{served.throughput():,.0f} tokens/s, first token within a second: {in_time:.0%}")
 
 # %% [markdown]
 # **Explain.** It grows with the experiment, and has no end. Behind the knee a latency measures how long one
 # has waited before looking, and nothing else: "at 3.5 requests a second it is 0.04 s" and "it is 0.36 s" are
-# both true. The throughput settles. What is robust in Figure 12 is the *order* of the curves, and where they
-# leave the floor.
+# both true. The throughput settles, because the machine always has work. But ever fewer requests get their
+# first token within a second: throughput says how busy the machine is, and *goodput* whom it still serves as
+# promised. What is robust in Figure 12 is the *order* of the curves, and where they leave the floor.
 
 # %%
 show_figure("16")
@@ -447,8 +449,8 @@ for panel in load_paper_figure(results / "paper-15.json").panels:
         print(f"{panel.title:<8} {data_set:<9} blocks saved, %, by number: {', '.join(pairs)}")
 
 # %% [markdown]
-# Samples agree within a few points. Beams share more here, since they come from a random model, in which
-# every beam continues alike; so they die and are replaced by forks of one parent more often.
+# Samples agree within some points. Beams share more here, since they come from a random model, in which every
+# beam draws its continuations alike.
 #
 # ## A benchmark that flatters
 #
@@ -612,8 +614,8 @@ for system in SYSTEMS:
           f"{at_once[system] / (338 * step_s):.2f} requests/s; the knee was at {knees[system]:.2f}")
 
 # %% [markdown]
-# **Explain.** Within some ten per cent, from a count of slots and one formula. (A little too high, since
-# prompts take time as well.) Whoever can do that sum will not be taken in by a figure.
+# **Explain.** Within some ten per cent, from a count of slots and one formula. (Most are a little too high,
+# since prompts take time as well.) Whoever can do that sum will not be taken in by a figure.
 #
 # **Task 5 ★★ how many at once, and where it ends (15 points, about 15 minutes).**
 
@@ -676,7 +678,7 @@ for what, sizes in sweeps.items():
 # the second kind were 1, an engine that is quick in every test would be slow on the first long day.
 # (`minipaged bench scaling` measures four curves and the whole engine.)
 #
-# Memory, measured on a recorded trace (Azure's public conversation trace, 2023), paged against reserved, in
+# Memory, counted on a recorded trace (Azure's public conversation trace, 2023), paged against reserved, in
 # the same 65,536 slots:
 
 # %%
