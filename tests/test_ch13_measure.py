@@ -187,26 +187,25 @@ def nines(value: Any) -> Any:
 # -- task 1: what raw times say ----------------------------------------------------------------------
 
 
+# The values, the percentage, the answer, and wrong answers with the names of their mistakes.
+PERCENTILES = [
+    ([10, 20, 30, 40], 50, 20, {25.0: INTERPOLATED, 30: RANK_TOO_HIGH}),
+    ([40, 10, 30, 20], 50, 20, {10: UNSORTED, 30: RANK_TOO_HIGH, 25.0: INTERPOLATED}),
+    ([40, 10, 30, 20], 51, 30, {20: RANK_TOO_LOW, 40: RANK_TOO_HIGH}),
+    ([1, 2, 3], 1, 1, {2: RANK_TOO_HIGH}),
+    ([7], 99, 7, {}),
+    ([5, 5, 1], 34, 5, {1: RANK_TOO_LOW}),
+    ([4, 2], 100, 4, {2: UNSORTED}),
+]
+
+
 @pytest.mark.task(1)
-@pytest.mark.parametrize(
-    ("values", "percent", "answer", "mistakes"),
-    [
-        ([10, 20, 30, 40], 50, 20, {25.0: INTERPOLATED, 30: RANK_TOO_HIGH}),
-        ([40, 10, 30, 20], 50, 20, {10: UNSORTED, 30: RANK_TOO_HIGH, 25.0: INTERPOLATED}),
-        ([40, 10, 30, 20], 51, 30, {20: RANK_TOO_LOW, 40: RANK_TOO_HIGH}),
-        ([1, 2, 3], 1, 1, {2: RANK_TOO_HIGH}),
-        ([7], 99, 7, {}),
-        ([5, 5, 1], 34, 5, {1: RANK_TOO_LOW}),
-        ([4, 2], 100, 4, {2: UNSORTED}),
-    ],
-)
-def test_a_percentile_is_one_of_the_values(
-    layer: Layer, values: list[int], percent: int, answer: int, mistakes: dict[Any, str]
-) -> None:
-    passed = list(values)
-    expect(f"percentile({values}, {percent})", layer.percentile(passed, percent), answer, mistakes)
-    changed = [(list(passed), IN_PLACE)] if passed != values else []
-    expect("the list that was passed in", passed, values, changed)
+def test_a_percentile_is_one_of_the_values(layer: Layer) -> None:
+    for values, percent, answer, mistakes in PERCENTILES:
+        passed = list(values)
+        expect(f"percentile({values}, {percent})", layer.percentile(passed, percent), answer, mistakes)
+        changed = [(list(passed), IN_PLACE)] if passed != values else []
+        expect("the list that was passed in", passed, values, changed)
 
 
 @pytest.mark.task(1)
@@ -366,27 +365,26 @@ def test_parts_come_one_after_the_other_and_launches_besides(layer: Layer) -> No
     expect(f"{what[:-1]}, num_launches=6, launch_s=0.5)", got, 11.0)
 
 
+# itemsize, bytes and FLOPs a second, the answer, and wrong answers with the names of their mistakes.
+CROSSINGS = [
+    (2, 1000.0, 2000.0, 2, {1: UPSIDE_DOWN, 4: NO_HALF}),
+    (4, 1000.0, 2000.0, 4, {8: NO_HALF, 2: "itemsize was left out: larger numbers take longer to read"}),
+    (2, 1.555e12, 312e12, 201, {200: ROUNDED_DOWN, 402: NO_HALF, 401: NO_HALF}),
+    (2, 3.35e12, 989e12, 296, {295: ROUNDED_DOWN}),
+    (4, 2e10, 1.5e11, 15, {16: "one token more: taking equally long is no less time"}),
+    (2, 100.0, 1.0, 1, {0: ROUNDED_DOWN}),
+]
+
+
 @pytest.mark.task(2)
-@pytest.mark.parametrize(
-    ("itemsize", "bytes_per_s", "flops_per_s", "tokens", "mistakes"),
-    [
-        (2, 1000.0, 2000.0, 2, {1: UPSIDE_DOWN, 4: NO_HALF}),
-        (4, 1000.0, 2000.0, 4, {8: NO_HALF, 2: "itemsize was left out: larger numbers take longer to read"}),
-        (2, 1.555e12, 312e12, 201, {200: ROUNDED_DOWN, 402: NO_HALF, 401: NO_HALF}),
-        (2, 3.35e12, 989e12, 296, {295: ROUNDED_DOWN}),
-        (4, 2e10, 1.5e11, 15, {16: "one token more: taking equally long is no less time"}),
-        (2, 100.0, 1.0, 1, {0: ROUNDED_DOWN}),
-    ],
-)
-def test_where_the_two_lines_cross(
-    layer: Layer, itemsize: int, bytes_per_s: float, flops_per_s: float, tokens: int, mistakes: dict[Any, str]
-) -> None:
-    got = layer.break_even_tokens(itemsize, bytes_per_s, flops_per_s)
-    as_float = {float(tokens): "a float: a number of tokens is whole"}
-    what = f"break_even_tokens({itemsize}, {bytes_per_s:g}, {flops_per_s:g})"
-    if isinstance(got, float):
-        expect(what, got, tokens, [*as_float.items(), (got, "not rounded up to a whole number")])
-    expect(what, got, tokens, mistakes)
+def test_where_the_two_lines_cross(layer: Layer) -> None:
+    for itemsize, bytes_per_s, flops_per_s, tokens, mistakes in CROSSINGS:
+        got = layer.break_even_tokens(itemsize, bytes_per_s, flops_per_s)
+        as_float = {float(tokens): "a float: a number of tokens is whole"}
+        what = f"break_even_tokens({itemsize}, {bytes_per_s:g}, {flops_per_s:g})"
+        if isinstance(got, float):
+            expect(what, got, tokens, [*as_float.items(), (got, "not rounded up to a whole number")])
+        expect(what, got, tokens, mistakes)
 
 
 @pytest.mark.task(2)
@@ -441,27 +439,28 @@ def without(runs: list[dict[str, Any]], engine: str, number: int) -> list[dict[s
     return [dict(run) for run in runs if (run["engine"], run["round"]) != (engine, number)]
 
 
+# What is special about our run and about theirs, the answer, and the mistake of the other one.
+SAME_OR_NOT = [
+    ({}, {}, True, "equal work was not seen as such"),
+    ({}, {"output_lens": [8, 4]}, False, UNEQUAL_COUNTED),
+    ({}, {"output_lens": [5, 8]}, False, SUMS_ONLY),
+    ({"output_lens": [8, 0]}, {"output_lens": [8, 0]}, False, FAILED_ALIKE),
+    ({}, {"output_lens": [8, 0]}, False, UNEQUAL_COUNTED),
+    ({"output_lens": [0, 5]}, {}, False, UNEQUAL_COUNTED),
+    ({"cached": [16, 0]}, {}, False, CACHE_FORGOTTEN),
+    ({"cached": [16, 0]}, {"cached": [0, 16]}, False, CACHE_FORGOTTEN),
+    ({"cached": [16, 0]}, {"cached": [16, 0]}, True, CACHE_AT_ALL),
+]
+
+
 @pytest.mark.task(3)
-@pytest.mark.parametrize(
-    ("ours", "theirs", "same", "mistake"),
-    [
-        ({}, {}, True, "equal work was not seen as such"),
-        ({}, {"output_lens": [8, 4]}, False, UNEQUAL_COUNTED),
-        ({}, {"output_lens": [5, 8]}, False, SUMS_ONLY),
-        ({"output_lens": [8, 0]}, {"output_lens": [8, 0]}, False, FAILED_ALIKE),
-        ({}, {"output_lens": [8, 0]}, False, UNEQUAL_COUNTED),
-        ({"output_lens": [0, 5]}, {}, False, UNEQUAL_COUNTED),
-        ({"cached": [16, 0]}, {}, False, CACHE_FORGOTTEN),
-        ({"cached": [16, 0]}, {"cached": [0, 16]}, False, CACHE_FORGOTTEN),
-        ({"cached": [16, 0]}, {"cached": [16, 0]}, True, CACHE_AT_ALL),
-    ],
-)
-def test_the_same_work_is_the_same_in_every_request(
-    layer: Layer, ours: dict[str, Any], theirs: dict[str, Any], same: bool, mistake: str
-) -> None:
-    got = layer.is_same_work(make_run("ours", 1, 0.0, 8.0, **ours), make_run("theirs", 1, 8.0, 9.0, **theirs))
-    expect(f"is_same_work: ours {ours or 'as asked'}, theirs {theirs or 'as asked'}", got, same,
-           {not same: mistake})  # fmt: skip
+def test_the_same_work_is_the_same_in_every_request(layer: Layer) -> None:
+    for ours, theirs, same, mistake in SAME_OR_NOT:
+        got = layer.is_same_work(
+            make_run("ours", 1, 0.0, 8.0, **ours), make_run("theirs", 1, 8.0, 9.0, **theirs)
+        )
+        expect(f"is_same_work: ours {ours or 'as asked'}, theirs {theirs or 'as asked'}", got, same,
+               {not same: mistake})  # fmt: skip
 
 
 @pytest.mark.task(3)
@@ -496,12 +495,11 @@ NONE = "a fair experiment was found faulty"
 
 
 @pytest.mark.task(3)
-@pytest.mark.parametrize("first", ["ours", "theirs"])
-@pytest.mark.parametrize("num_rounds", [1, 2, 3, 4])
-def test_a_fair_experiment_has_no_faults(layer: Layer, num_rounds: int, first: str) -> None:
-    got = layer.find_faults(fair(num_rounds, first))
-    mistakes = [(["no turns"], ONE_BY_ONE if num_rounds % 2 else WARM_UP_BEGAN)]
-    expect(f"find_faults of a fair record, {num_rounds} rounds, {first} begin", got, [], mistakes)
+def test_a_fair_experiment_has_no_faults(layer: Layer) -> None:
+    for num_rounds, first in product((1, 2, 3, 4), ("ours", "theirs")):
+        got = layer.find_faults(fair(num_rounds, first))
+        mistakes = [(["no turns"], ONE_BY_ONE if num_rounds % 2 else WARM_UP_BEGAN)]
+        expect(f"find_faults of a fair record, {num_rounds} rounds, {first} begin", got, [], mistakes)
 
 
 def in_a_row(num_rounds: int, first: str) -> list[dict[str, Any]]:
@@ -511,59 +509,52 @@ def in_a_row(num_rounds: int, first: str) -> list[dict[str, Any]]:
     return [make_run(engine, number, 10.0 * place, 9.0) for place, (number, engine) in enumerate(places)]
 
 
+# What is special about a record, the record, its faults, and wrong answers with the names of their mistakes.
+FAULTY: list[tuple[str, list[dict[str, Any]], list[str], list[tuple[list[str], str]]]] = [
+    ("ours has no warm-up", without(fair(), "ours", 0), ["no warm-up"], [([], WARM_UP_ONCE)]),
+    ("theirs has no warm-up", without(fair(), "theirs", 0), ["no warm-up"], [([], WARM_UP_ONCE)]),
+    ("nobody has a warm-up", fair()[2:], ["no warm-up"], []),
+    ("their run 2 is missing", without(fair(4), "theirs", 2), ["a missing run"], []),
+    ("our run 3 is missing", without(fair(4), "ours", 3), ["a missing run"], []),
+    ("ours always first", in_a_row(2, "ours"), ["no turns"], []),
+    ("theirs always first", in_a_row(5, "theirs"), ["no turns"], []),
+    ("ours first in its one round", in_a_row(1, "ours"), [], [(["no turns"], ONE_BY_ONE)]),
+    ("all of ours, then all of theirs",
+     [make_run(engine, number, 100.0 * place + 10 * number, 9.0)
+      for place, engine in enumerate(("ours", "theirs")) for number in range(4)], ["no turns"], []),
+    ("a request of ours fails", change(fair(), "ours", 2, output_lens=[0, 5]), ["failed requests"],
+     [(["failed requests", "unequal lengths"], FAILED_AS_SHORT), (["unequal lengths"], FAILED_AS_SHORT)]),
+    ("both fail at the same request",
+     change(change(fair(), "ours", 2, output_lens=[8, 0]), "theirs", 2, output_lens=[8, 0]),
+     ["failed requests"], []),
+    ("a request of theirs fails in a round that ours lacks",
+     without(change(fair(4), "theirs", 2, output_lens=[0, 5]), "ours", 2),
+     ["a missing run", "failed requests"], [(["a missing run"], INCOMPLETE_FAILED)]),
+    ("a request fails in the warm-up", change(fair(), "ours", 0, output_lens=[0, 5]), [],
+     [(["failed requests"], WARM_UP_FAILED), (["unequal lengths"], WARM_UP_FAILED)]),
+    ("theirs stops early", change(fair(), "theirs", 3, output_lens=[8, 3]), ["unequal lengths"], []),
+    ("the answers' lengths are swapped", change(fair(), "ours", 1, output_lens=[5, 8]),
+     ["unequal lengths"], []),
+    ("one fails and the other one is short", change(fair(), "ours", 1, output_lens=[0, 4]),
+     ["failed requests", "unequal lengths"], []),
+    ("our cache is warm", change(fair(), "ours", 2, cached=[16, 0]), ["a warm cache"], []),
+    ("both caches, of different prompts",
+     change(change(fair(), "ours", 2, cached=[16, 0]), "theirs", 2, cached=[0, 16]),
+     ["a warm cache"], []),
+    ("both have the same from the cache",
+     change(change(fair(), "ours", 2, cached=[16, 0]), "theirs", 2, cached=[16, 0]), [],
+     [(["a warm cache"], CACHE_AT_ALL)]),
+    ("the cache is warm in the warm-up", change(fair(), "ours", 0, cached=[16, 0]), [],
+     [(["a warm cache"], WARM_UP_COUNTED)]),
+    ("they took turns, and the record is sorted by engine",
+     sorted(fair(4), key=lambda run: str(run["engine"])), [], [(["no turns"], BEGAN_BY_ROUND)]),
+]  # fmt: skip
+
+
 @pytest.mark.task(3)
-@pytest.mark.parametrize(
-    ("what", "runs", "faults", "mistakes"),
-    [
-        ("ours has no warm-up", without(fair(), "ours", 0), ["no warm-up"], {}),
-        ("theirs has no warm-up", without(fair(), "theirs", 0), ["no warm-up"], {}),
-        ("nobody has a warm-up", fair()[2:], ["no warm-up"], {}),
-        ("their run 2 is missing", without(fair(4), "theirs", 2), ["a missing run"], {}),
-        ("our run 3 is missing", without(fair(4), "ours", 3), ["a missing run"], {}),
-        ("ours always first", in_a_row(2, "ours"), ["no turns"], {}),
-        ("theirs always first", in_a_row(5, "theirs"), ["no turns"], {}),
-        ("ours first in its one round", in_a_row(1, "ours"), [], {"no turns": ONE_BY_ONE}),
-        ("all of ours, then all of theirs",
-         [make_run(engine, number, 100.0 * place + 10 * number, 9.0)
-          for place, engine in enumerate(("ours", "theirs")) for number in range(4)], ["no turns"], {}),
-        ("a request of ours fails", change(fair(), "ours", 2, output_lens=[0, 5]), ["failed requests"],
-         {"unequal lengths": FAILED_AS_SHORT}),
-        ("both fail at the same request",
-         change(change(fair(), "ours", 2, output_lens=[8, 0]), "theirs", 2, output_lens=[8, 0]),
-         ["failed requests"], {}),
-        ("a request of theirs fails in a round that ours lacks",
-         without(change(fair(4), "theirs", 2, output_lens=[0, 5]), "ours", 2),
-         ["a missing run", "failed requests"], {}),
-        ("a request fails in the warm-up", change(fair(), "ours", 0, output_lens=[0, 5]), [],
-         {"failed requests": WARM_UP_FAILED, "unequal lengths": WARM_UP_FAILED}),
-        ("theirs stops early", change(fair(), "theirs", 3, output_lens=[8, 3]), ["unequal lengths"], {}),
-        ("the answers' lengths are swapped", change(fair(), "ours", 1, output_lens=[5, 8]),
-         ["unequal lengths"], {}),
-        ("one fails and the other one is short", change(fair(), "ours", 1, output_lens=[0, 4]),
-         ["failed requests", "unequal lengths"], {}),
-        ("our cache is warm", change(fair(), "ours", 2, cached=[16, 0]), ["a warm cache"], {}),
-        ("both caches, of different prompts",
-         change(change(fair(), "ours", 2, cached=[16, 0]), "theirs", 2, cached=[0, 16]),
-         ["a warm cache"], {}),
-        ("both have the same from the cache",
-         change(change(fair(), "ours", 2, cached=[16, 0]), "theirs", 2, cached=[16, 0]), [],
-         {"a warm cache": CACHE_AT_ALL}),
-        ("the cache is warm in the warm-up", change(fair(), "ours", 0, cached=[16, 0]), [],
-         {"a warm cache": WARM_UP_COUNTED}),
-        ("they took turns, and the record is sorted by engine",
-         sorted(fair(4), key=lambda run: str(run["engine"])), [], {"no turns": BEGAN_BY_ROUND}),
-    ],
-)  # fmt: skip
-def test_every_fault_is_found_and_no_other(
-    layer: Layer, what: str, runs: list[dict[str, Any]], faults: list[str], mistakes: dict[str, str]
-) -> None:
-    wrong = [([fault], name) for fault, name in mistakes.items()]
-    wrong += [(sorted([*faults, fault]), name) for fault, name in mistakes.items() if faults]
-    if what.startswith("a request of theirs"):
-        wrong.append((["a missing run"], INCOMPLETE_FAILED))
-    if what.endswith("has no warm-up") and not what.startswith("nobody"):
-        wrong.append(([], WARM_UP_ONCE))
-    expect(f"find_faults: {what}", layer.find_faults(runs), faults, wrong)
+def test_every_fault_is_found_and_no_other(layer: Layer) -> None:
+    for what, runs, faults, mistakes in FAULTY:
+        expect(f"find_faults: {what}", layer.find_faults(list(runs)), faults, mistakes)
 
 
 ALL = ["no warm-up", "a missing run", "no turns", "failed requests", "unequal lengths", "a warm cache"]
@@ -671,24 +662,23 @@ def test_any_number_of_rounds_by_throwing_all_coins(layer: Layer, n: int, percen
     expect(f"median_interval(1 … {n}, {percent})", got, (best[0], (n + 1) / 2, best[1]))
 
 
+# Ratios, the verdict, and wrong ones with the names of their mistakes.
+VERDICTS = [
+    ([1.1, 1.2, 1.3, 1.4, 1.5, 1.6], "faster", {"slower": OTHER_WAY}),
+    ([3.0, 4.0, 5.0, 0.99, 6.0, 7.0], "no difference", {"faster": BY_MEDIAN}),
+    ([0.9, 0.8, 0.7, 0.6, 0.95, 0.5], "slower", {"faster": OTHER_WAY}),
+    ([1.1, 1.2, 1.3], "no difference", {"faster": RANGE_OF_FEW}),
+    ([1.0, 1.2, 1.3, 1.4, 1.5, 1.6], "no difference", {"faster": TOUCHES}),
+    ([0.9, 0.8, 0.7, 0.6, 1.0, 0.5], "no difference", {"slower": TOUCHES}),
+    ([1.0] * 12, "no difference", {"faster": TOUCHES, "slower": TOUCHES}),
+    ([0.5] + [1.1] * 11, "faster", {"no difference": RANGE}),
+]
+
+
 @pytest.mark.task(4)
-@pytest.mark.parametrize(
-    ("ratios", "answer", "mistakes"),
-    [
-        ([1.1, 1.2, 1.3, 1.4, 1.5, 1.6], "faster", {}),
-        ([0.9, 0.8, 0.7, 0.6, 0.95, 0.5], "slower", {"faster": OTHER_WAY}),
-        ([1.1, 1.2, 1.3], "no difference", {"faster": RANGE_OF_FEW}),
-        ([3.0, 4.0, 5.0, 0.99, 6.0, 7.0], "no difference", {"faster": BY_MEDIAN}),
-        ([1.0, 1.2, 1.3, 1.4, 1.5, 1.6], "no difference", {"faster": TOUCHES}),
-        ([0.9, 0.8, 0.7, 0.6, 1.0, 0.5], "no difference", {"slower": TOUCHES}),
-        ([1.0] * 12, "no difference", {"faster": TOUCHES, "slower": TOUCHES}),
-        ([0.5] + [1.1] * 11, "faster", {"no difference": RANGE}),
-    ],
-)
-def test_a_difference_is_claimed_only_if_the_interval_lies_beside_1(
-    layer: Layer, ratios: list[float], answer: str, mistakes: dict[str, str]
-) -> None:
-    expect(f"verdict({ratios})", layer.verdict(ratios), answer, mistakes)
+def test_a_difference_is_claimed_only_if_the_interval_lies_beside_1(layer: Layer) -> None:
+    for ratios, answer, mistakes in VERDICTS:
+        expect(f"verdict({ratios})", layer.verdict(ratios), answer, mistakes)
 
 
 @pytest.mark.task(4)
@@ -732,27 +722,26 @@ def test_any_stays_second_by_second(layer: Layer, stays: list[tuple[int, int]]) 
     expect(f"mean_inside({spans})", got, nine(inside / (last - first)))
 
 
+# A curve, the limit, the answer, and wrong answers with the names of their mistakes.
+KNEES = [
+    ({1.0: 0.1, 2.0: 0.3}, 0.2, 1.5, {1.0: LAST_RATE_BELOW, 2.0: FIRST_RATE_ABOVE}),
+    ({1.0: 0.1, 2.0: 0.2, 4.0: 0.6}, 0.3, 2.5,
+     {2.0: LAST_RATE_BELOW, 4.0: FIRST_RATE_ABOVE, 3.0: MIDDLE, 2.2: "the line from the first rate"}),
+    ({1.0: 0.1, 2.0: 0.3}, 0.3, 2.0, {None: AT_THE_LIMIT}),
+    ({1.0: 0.1, 2.0: 0.15}, 0.2, None, {3.0: EXTRAPOLATED, 2.0: EXTRAPOLATED}),
+    ({1.0: 0.5, 2.0: 0.9}, 0.2, None, {0.25: EXTRAPOLATED, 1.0: EXTRAPOLATED}),
+    ({1.0: 0.2, 2.0: 0.4}, 0.2, None, {1.0: AT_THE_LIMIT}),
+    ({1.0: 0.1, 2.0: 0.3, 3.0: 0.1, 4.0: 0.3}, 0.2, 1.5, {3.5: LAST_CROSSING}),
+    ({1.0: 0.3, 2.0: 0.1, 3.0: 0.3}, 0.2, 2.5, {1.5: "a line that comes from above the limit"}),
+    ({}, 0.2, None, {}),
+    ({1.0: 0.1}, 0.2, None, {1.0: EXTRAPOLATED}),
+]  # fmt: skip
+
+
 @pytest.mark.task(5)
-@pytest.mark.parametrize(
-    ("curve", "limit", "rate", "mistakes"),
-    [
-        ({1.0: 0.1, 2.0: 0.3}, 0.2, 1.5, {1.0: LAST_RATE_BELOW, 2.0: FIRST_RATE_ABOVE}),
-        ({1.0: 0.1, 2.0: 0.2, 4.0: 0.6}, 0.3, 2.5,
-         {2.0: LAST_RATE_BELOW, 4.0: FIRST_RATE_ABOVE, 3.0: MIDDLE, 2.2: "the line from the first rate"}),
-        ({1.0: 0.1, 2.0: 0.3}, 0.3, 2.0, {None: AT_THE_LIMIT}),
-        ({1.0: 0.1, 2.0: 0.15}, 0.2, None, {3.0: EXTRAPOLATED, 2.0: EXTRAPOLATED}),
-        ({1.0: 0.5, 2.0: 0.9}, 0.2, None, {0.25: EXTRAPOLATED, 1.0: EXTRAPOLATED}),
-        ({1.0: 0.2, 2.0: 0.4}, 0.2, None, {1.0: AT_THE_LIMIT}),
-        ({1.0: 0.1, 2.0: 0.3, 3.0: 0.1, 4.0: 0.3}, 0.2, 1.5, {3.5: LAST_CROSSING}),
-        ({1.0: 0.3, 2.0: 0.1, 3.0: 0.3}, 0.2, 2.5, {1.5: "a line that comes from above the limit"}),
-        ({}, 0.2, None, {}),
-        ({1.0: 0.1}, 0.2, None, {1.0: EXTRAPOLATED}),
-    ],
-)  # fmt: skip
-def test_the_knee_lies_where_the_line_reaches_the_limit(
-    layer: Layer, curve: dict[float, float], limit: float, rate: float | None, mistakes: dict[Any, str]
-) -> None:
-    expect(f"sustained_rate({curve}, {limit})", nine(layer.sustained_rate(curve, limit)), rate, mistakes)
+def test_the_knee_lies_where_the_line_reaches_the_limit(layer: Layer) -> None:
+    for curve, limit, rate, mistakes in KNEES:
+        expect(f"sustained_rate({curve}, {limit})", nine(layer.sustained_rate(curve, limit)), rate, mistakes)
 
 
 # -- task 6: the challenge ---------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from minipaged.course.answers import Answers
 answers = Answers("ch13")
 
 INTERPOLATED = "a value between two measurements: nobody waited that long"
-RANK_TOO_LOW = "rounded down: too few of the values are below it"
 RANK_TOO_HIGH = "one rank too high: the list begins at 0"
 FLOAT_RANK = "the rank was computed in floats, which makes 8 of 7.000000000000001"
 UNSORTED = "the values were not sorted"
@@ -22,16 +21,12 @@ PER_GAP = "divided by the gaps, not by the tokens: that is the time per output t
 MEAN_GAPS = "one mean gap for each request, not every gap: the slow ones drown"
 NOT_COUNTED = "the requests that never got a token were not counted"
 READ_PER_TOKEN = "the matrices were read once for each token: they are read once for all, so batching pays"
-NO_ADDITIONS = "a multiplication and an addition were counted as one: they are 2 FLOPs"
-ONLY_K = "only K was read: V is as large"
 QUERY_HEADS_READ = "as many heads were read as there are query heads: GQA has fewer of K and V"
 KV_HEADS_COMPUTED = "only the KV heads were computed: every query head computes its own scores"
 ONLY_SCORE = "only the score was counted: the weighted sum takes as much again"
-BITS_OR_NUMBERS = "numbers were counted, not bytes: each has itemsize of them"
 IDLE_READS = "a step without tokens reads nothing"
 SUM_OF_BOTH = "reading and computing were added: a part does both at the same time"
 MAX_OF_SUMS = "the longer of the sums: a part can't be computed while another one is still being read"
-NO_LAUNCHES = "the launches were left out"
 LAUNCH_PER_PART = "the launches were counted for every part"
 HIDDEN_LAUNCHES = "the launches were taken to hide behind the rest"
 UPSIDE_DOWN = "the machine's two numbers changed places"
@@ -65,13 +60,11 @@ TOUCHES = "an interval that ends at 1 holds 1"
 TO_LAST_ARRIVAL = "measured up to the last arrival: those who came before are still inside"
 LAST_ARRIVED_LEAVES = "the last to arrive was taken for the last to leave"
 FROM_ZERO = "measured from 0 on: it begins with the first arrival"
-MEAN_STAY = "the mean stay: that is a time, not a number of requests"
 LAST_RATE_BELOW = "the last measured rate below the limit: the knee is between two"
 FIRST_RATE_ABOVE = "the first measured rate that is not below the limit: the knee is between two"
 EXTRAPOLATED = "a rate that was not measured: beyond the last one, or before the first, nothing is known"
 AT_THE_LIMIT = "a latency of exactly the limit has reached it"
 LAST_CROSSING = "the last line that crosses the limit, not the first"
-MIDDLE = "the middle between the two rates: it depends on where the limit lies between the latencies"
 MEAN_OF_REQUESTS = "averaged over requests: one that stays longer counts for longer"
 FINAL_SIZE = "what it holds in the end was counted for all its steps: paged, it grows"
 NO_BLOCKS = "tokens were counted, not whole blocks"
@@ -130,17 +123,14 @@ AT_ONCE = "return usable * sum(output_len for _, output_len in lengths) / taken"
 
 # -- task 1 --------------------------------------------------------------------------------------------------
 
-answers.wrong("the rank rounded down", task=1, mistake=RANK_TOO_LOW, edits=[(RANK, "return ranked[max(0, percent * len(ranked) // 100 - 1)]")])
 answers.wrong("the place is the rank", task=1, mistake=RANK_TOO_HIGH, edits=[(RANK, "return ranked[min(len(ranked) - 1, percent * len(ranked) // 100)]")])
 answers.wrong("a rank in floats", task=1, mistake=FLOAT_RANK, edits=[(RANK, "return ranked[math.ceil(percent / 100 * len(ranked)) - 1]")])
 answers.wrong("interpolated", task=1, mistake=INTERPOLATED, edits=[(RANK, "place = (len(ranked) - 1) * percent / 100\n    low = math.floor(place)\n    high = min(low + 1, len(ranked) - 1)\n    return ranked[low] + (place - low) * (ranked[high] - ranked[low])")])
 answers.wrong("never sorted", task=1, mistake=UNSORTED, edits=[(RANKED, RANKED.replace("sorted(values)", "list(values)"))])
 answers.wrong("sorted in place", task=1, mistake=IN_PLACE, edits=[(RANKED, RANKED.replace("ranked = sorted(values)", "values.sort()\n    ranked = values"))])
 answers.wrong("no values are 0", task=1, edits=[('        raise ValueError("a percentile of no values")', "        return 0.0")])
-answers.wrong("percent as a share, unchecked", task=1, edits=[("if not 1 <= percent <= 100:", "if percent > 100:")])
 answers.wrong("only finished requests have a first token", task=1, mistake=ABORT_LEFT_OUT, edits=[("        if not times:\n", '        if not times or finish_reason not in ("stop", "length"):\n')])
 answers.wrong("an aborted request has a normalised latency", task=1, mistake=ABORT_NORMALISED, edits=[(ENDED, "if True:")])
-answers.wrong("capacity is an end", task=1, mistake=ABORT_NORMALISED, edits=[(ENDED, 'if finish_reason != "abort":')])
 answers.wrong("only stop is an end", task=1, mistake=ONLY_STOP, edits=[(ENDED, 'if finish_reason == "stop":')])
 answers.wrong("normalised from the first token on", task=1, mistake=NO_WAITING, edits=[(NORMALISED, NORMALISED.replace("- arrival", "- times[0]"))])
 answers.wrong("time per output token", task=1, mistake=PER_GAP, edits=[(NORMALISED, "report.normalised.append((times[-1] - times[0]) / max(1, len(times) - 1))")])
@@ -152,22 +142,17 @@ answers.wrong("the unserved are forgotten", task=1, mistake=NOT_COUNTED, edits=[
 # -- task 2 --------------------------------------------------------------------------------------------------
 
 answers.wrong("weights read for each token", task=2, mistake=READ_PER_TOKEN, edits=[(LINEAR, LINEAR.replace("* itemsize", "* itemsize * num_tokens"))])
-answers.wrong("a product is one FLOP", task=2, mistake=NO_ADDITIONS, edits=[(LINEAR, LINEAR.replace("2 * num_parameters", "num_parameters"))])
-answers.wrong("numbers, not bytes", task=2, mistake=BITS_OR_NUMBERS, edits=[(LINEAR, LINEAR.replace(" * itemsize", ""))])
 answers.wrong("an idle step reads", task=2, mistake=IDLE_READS, edits=[(IDLE, "")])
-answers.wrong("K alone", task=2, mistake=ONLY_K, edits=[(KV, KV.replace("= 2 *", "="))])
 answers.wrong("query heads are read", task=2, mistake=QUERY_HEADS_READ, edits=[(KV, KV.replace("num_kv_heads", "num_heads"))])
 answers.wrong("KV heads are computed", task=2, mistake=KV_HEADS_COMPUTED, edits=[(ATTENTION, ATTENTION.replace("num_heads", "num_kv_heads"))])
 answers.wrong("the scores alone", task=2, mistake=ONLY_SCORE, edits=[(ATTENTION, ATTENTION.replace("4 *", "2 *"))])
 answers.wrong("read and compute in turn", task=2, mistake=SUM_OF_BOTH, edits=[(LONGEST, "longest = (part.num_bytes / bytes_per_s + part.flops / flops_per_s for part in parts)")])
 answers.wrong("one roofline for all parts", task=2, mistake=MAX_OF_SUMS, edits=[(LONGEST, "parts = list(parts)\n    longest = [max(sum(part.num_bytes for part in parts) / bytes_per_s, sum(part.flops for part in parts) / flops_per_s)]")])
-answers.wrong("launches are free", task=2, mistake=NO_LAUNCHES, edits=[(PRICE, "return sum(longest)")])
 answers.wrong("launches for every part", task=2, mistake=LAUNCH_PER_PART, edits=[(PRICE, "times = list(longest)\n    return sum(times) + len(times) * num_launches * launch_s")])
 answers.wrong("launches are hidden", task=2, mistake=HIDDEN_LAUNCHES, edits=[(PRICE, "return max(sum(longest), num_launches * launch_s)")])
 answers.wrong("bytes over FLOPs a second", task=2, mistake=UPSIDE_DOWN, edits=[(LONGEST, LONGEST.replace("num_bytes / bytes_per_s", "num_bytes / flops_per_s").replace("flops / flops_per_s)", "flops / bytes_per_s)"))])
 answers.wrong("break even without the 2", task=2, mistake=NO_HALF, edits=[(BREAK_EVEN, "return math.ceil(itemsize * flops_per_s / bytes_per_s)")])
 answers.wrong("break even rounded down", task=2, mistake=ROUNDED_DOWN, edits=[(BREAK_EVEN, BREAK_EVEN.replace("math.ceil", "math.floor"))])
-answers.wrong("break even upside down", task=2, mistake=UPSIDE_DOWN, edits=[(BREAK_EVEN, "return math.ceil(itemsize * bytes_per_s / (2 * flops_per_s))")])
 answers.wrong("break even as a float", task=2, edits=[(BREAK_EVEN, "return itemsize * flops_per_s / (2 * bytes_per_s)")])
 
 # -- task 3 --------------------------------------------------------------------------------------------------
@@ -175,18 +160,15 @@ answers.wrong("break even as a float", task=2, edits=[(BREAK_EVEN, "return items
 answers.wrong("sums of lengths", task=3, mistake=SUMS_ONLY, edits=[(SAME, SAME.replace('lens == theirs["output_lens"]', 'sum(lens) == sum(theirs["output_lens"])'))])
 answers.wrong("failing alike is equal", task=3, mistake=FAILED_ALIKE, edits=[(SAME, SAME.replace("all(lens) and ", ""))])
 answers.wrong("the cache does not matter", task=3, mistake=CACHE_FORGOTTEN, edits=[(SAME, SAME.replace(' and cached == theirs["cached"]', ""))])
-answers.wrong("nothing may be cached", task=3, mistake=CACHE_AT_ALL, edits=[(SAME, SAME.replace('cached == theirs["cached"]', 'not any(cached + theirs["cached"])'))])
 answers.wrong("ours over theirs", task=3, mistake=OTHER_WAY, edits=[(RATIO, RATIO.replace('theirs["seconds"] / ours["seconds"]', 'ours["seconds"] / theirs["seconds"]'))])
 answers.wrong("every pair counts", task=3, mistake=UNEQUAL_COUNTED, edits=[(RATIO, RATIO.replace(" if is_same_work(ours, theirs)", ""))])
 answers.wrong("the warm-up is a round", task=3, mistake=WARM_UP_COUNTED, edits=[("rounds = sorted({number for number, _ in by_place if number > 0})", "rounds = sorted({number for number, _ in by_place})")])
 answers.wrong("our best against each of theirs", task=3, mistake=BEST_OF_OURS, edits=[("    # Round by round: what makes a machine slow for a while makes it slow for both.\n", "    best = min(ours[\"seconds\"] for ours, _ in find_pairs(runs)) if find_pairs(runs) else 0\n"), (RATIO, RATIO.replace('ours["seconds"]', "best"))])
 answers.wrong("one warm-up is enough", task=3, mistake=WARM_UP_ONCE, edits=[(WARM_UP, WARM_UP.replace("< 2", "< 1"))])
 answers.wrong("strict turns", task=3, mistake=ONE_BY_ONE, edits=[(TURNS, TURNS.replace(">= 2", ">= 1"))])
-answers.wrong("always first, or fine", task=3, edits=[(TURNS, "len(set(began)) == 1 and len(began) == 2")])
 answers.wrong("who begins is who stands first", task=3, mistake=BEGAN_BY_ROUND, edits=[(BEGAN, 'began = [runs.index(ours) < runs.index(theirs) for ours, theirs in pairs]')])
 answers.wrong("the warm-up is one of the turns", task=3, mistake=WARM_UP_BEGAN, edits=[(BEGAN, BEGAN + '\n    first = {run["engine"]: run for run in runs if run["round"] == 0}\n    began += [first["ours"]["started"] < first["theirs"]["started"]] * 2 if len(first) == 2 else []')])
 answers.wrong("a failure is an unequal length", task=3, mistake=FAILED_AS_SHORT, edits=[(UNEQUAL, UNEQUAL.replace(" if a and b", ""))])
-answers.wrong("lengths by their sums", task=3, edits=[(UNEQUAL, 'any(sum(a["output_lens"]) != sum(b["output_lens"]) for a, b in pairs if all(a["output_lens"]) and all(b["output_lens"]))')])
 answers.wrong("failures of pairs only", task=3, mistake=INCOMPLETE_FAILED, edits=[(FAILED, 'any(0 in run["output_lens"] for pair in pairs for run in pair)')])
 answers.wrong("failures of the warm-up", task=3, mistake=WARM_UP_FAILED, edits=[(FAILED, FAILED.replace("in counted", "in runs"))])
 answers.wrong("anything cached is a fault", task=3, mistake=CACHE_AT_ALL, edits=[(CACHE, 'any(any(run["cached"]) for run in counted)')])
@@ -203,9 +185,7 @@ answers.wrong("one step further in", task=4, mistake=ONE_STEP_IN, edits=[(ENDS, 
 answers.wrong("one step further out", task=4, mistake=ONE_STEP_OUT, edits=[(ENDS, "low, high = (ranked[k - 2], ranked[n - k + 1]) if k > 1 else (-math.inf, math.inf)")])
 answers.wrong("strictly less", task=4, mistake=STRICT, edits=[(SEARCH, SEARCH.replace("<=", "<"))])
 answers.wrong("the lower median", task=4, mistake=MEDIAN_LOW, edits=[(INTERVAL, "return Interval(low, ranked[(n - 1) // 2], high)")])
-answers.wrong("the upper median", task=4, mistake=MEDIAN_LOW, edits=[(INTERVAL, "return Interval(low, ranked[n // 2], high)")])
 answers.wrong("the mean", task=4, mistake="the mean", edits=[(INTERVAL, "return Interval(low, sum(ranked) / n, high)")])
-answers.wrong("95 % whatever is asked", task=4, edits=[(SEARCH, SEARCH.replace("(100 - percent)", "5"))])
 answers.wrong("twice the standard error", task=4, edits=[(INTERVAL, "mean = sum(ranked) / n\n    spread = 2 * (sum((value - mean) ** 2 for value in ranked) / n / n) ** 0.5\n    return Interval(mean - spread, median(ranked), mean + spread)")])
 answers.wrong("no values are an empty interval", task=4, edits=[('        raise ValueError("an interval of no values")', "        return Interval(-math.inf, 0.0, math.inf)")])
 answers.wrong("judged by the median", task=4, mistake=BY_MEDIAN, edits=[(JUDGED, "_, low, _ = median_interval(ratios, percent)\n    high = low")])
@@ -218,16 +198,12 @@ answers.wrong("percent gets lost", task=4, mistake="percent was not passed on", 
 answers.wrong("up to the last arrival", task=5, mistake=TO_LAST_ARRIVAL, edits=[(INSIDE, "return (sum(departures) - sum(arrivals)) / ((max(arrivals) - min(arrivals)) or 1)")])
 answers.wrong("the last to arrive leaves last", task=5, mistake=LAST_ARRIVED_LEAVES, edits=[(INSIDE, "return (sum(departures) - sum(arrivals)) / (departures[-1] - min(arrivals))")])
 answers.wrong("from 0 on", task=5, mistake=FROM_ZERO, edits=[(INSIDE, INSIDE.replace(" - min(arrivals)", ""))])
-answers.wrong("the mean stay", task=5, mistake=MEAN_STAY, edits=[(INSIDE, "return (sum(departures) - sum(arrivals)) / len(stays)")])
-answers.wrong("nobody is an error of division", task=5, edits=[('        raise ValueError("a mean over no requests")', "        return 0.0")])
 answers.wrong("the last rate below", task=5, mistake=LAST_RATE_BELOW, edits=[(KNEE, "return rate")])
 answers.wrong("the first rate above", task=5, mistake=FIRST_RATE_ABOVE, edits=[(KNEE, "return next_rate")])
-answers.wrong("half way", task=5, mistake=MIDDLE, edits=[(KNEE, "return (rate + next_rate) / 2")])
 answers.wrong("beyond the last rate", task=5, mistake=EXTRAPOLATED, edits=[(BEYOND, "    return max(curve, default=None)")])
 answers.wrong("before the first rate", task=5, mistake=EXTRAPOLATED, edits=[(CROSSES, "if limit <= next_latency:")])
 answers.wrong("reached only beyond the limit", task=5, mistake=AT_THE_LIMIT, edits=[(CROSSES, "if latency <= limit < next_latency:")])
 answers.wrong("the last crossing", task=5, mistake=LAST_CROSSING, edits=[(KNEE, "found = " + KNEE.removeprefix("return ")), ("    for (rate, latency), (next_rate, next_latency) in pairwise(curve.items()):", "    found = None\n    for (rate, latency), (next_rate, next_latency) in pairwise(curve.items()):"), (BEYOND, "    return found")])
-answers.wrong("any crossing", task=5, edits=[(CROSSES, "if min(latency, next_latency) < limit <= max(latency, next_latency):")])
 
 # -- task 6 --------------------------------------------------------------------------------------------------
 
@@ -238,7 +214,6 @@ answers.wrong("without the buddy system", task=6, mistake=NO_BUDDY, edits=[(RESE
 answers.wrong("half a block is a block", task=6, mistake=PARTIAL_BLOCK, edits=[(USABLE, "usable = num_slots")])
 answers.wrong("a whole number", task=6, mistake=ROUNDED, edits=[(AT_ONCE, AT_ONCE.replace("/ taken", "// taken"))])
 answers.wrong("a mean over requests", task=6, mistake=MEAN_OF_REQUESTS, edits=[(TAKEN, "taken += block_size * sum(-(-num_tokens // block_size) for num_tokens in held) / output_len"), (AT_ONCE, "return usable * len(lengths) / taken")])
-answers.wrong("any other policy is the oracle", task=6, edits=[("size = reservation(policy, prompt_len,", 'size = reservation(policy if policy in ("max", "pow2") else "oracle", prompt_len,')])
 
 # -- different, and right ------------------------------------------------------------------------------------
 
