@@ -19,6 +19,7 @@ import textwrap
 import time
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,7 @@ from minipaged.course.grading.sandbox import FIRST_UID, Limits, isolation
 from minipaged.course.tasks import find_chapter
 
 ROOT = Path(__file__).resolve().parent.parent
-CH03, CH06 = find_chapter(ROOT, "ch03"), find_chapter(ROOT, "ch06")
+CH03, CH06, CH11 = (find_chapter(ROOT, key) for key in ("ch03", "ch06", "ch11"))
 FILE = f"{CH03.file_stem}.py"
 STUB = (ROOT / "exercises" / "originals" / FILE).read_text(encoding="utf-8")
 LIMITS = {"answer_s": 3.0, "task_s": 6.0}
@@ -112,10 +113,10 @@ def left_behind() -> list[psutil.Process]:
     return [one for one in {*own, *users} if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def expect_nothing(file: Path, task: int = 2) -> list[TestResult]:
+def expect_nothing(file: Path, task: int = 2, chapter: str = "ch03") -> list[TestResult]:
     """Graded in isolation, not one test passes, and nothing is left."""
     begin = time.monotonic()
-    results = grade_isolated(file, task)
+    results = grade_isolated(file, task, chapter)
     took = time.monotonic() - begin
     assert len(results) >= 4 and {result.outcome for result in results} <= {"failed", "error", "missing"}
     assert took < 60  # several times the limits: a machine may be busy
@@ -229,6 +230,51 @@ def test_a_forged_grade(name: str, tmp_path: Path) -> None:
     shutil.copytree(tmp_path, tmp_path / "naive")
     assert naive_grade(tmp_path / "naive") == "passed", "the trick doesn't work even against a naive grader"
     expect_nothing(file)
+
+
+KERNEL_FORGERIES = {
+    "the package's own kernels": "from minipaged.kernels.paged.triton_decode import store_kv",
+    "the kernels' PyTorch twins":
+        "from minipaged.kernels.paged.torch_twins import store_kv_torch as store_kv",
+    "the kernels of the solution, read from the disk": """
+        from importlib.util import module_from_spec, spec_from_file_location
+        spec = spec_from_file_location("solution", "<root>/solutions/ch11_triton_decode.py")
+        solution = module_from_spec(spec)
+        spec.loader.exec_module(solution)
+        store_kv = solution.store_kv
+        """,
+}  # fmt: skip
+NAIVE_KERNELS = """
+import runpy, sys
+import minipaged.kernels.paged, torch
+for file in sys.argv[1:]:
+    k, cache = torch.ones(1, 1, 4), torch.zeros(1, 2, 1, 4)
+    runpy.run_path(file)["store_kv"](k, k, cache, cache, torch.tensor([1]))
+    assert cache[0, 1].eq(1).all() and cache.sum() == 4
+    print("passed")
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_forgeries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Their files, each of which a naive grader has found right."""
+    stub = (ROOT / "exercises" / "originals" / f"{CH11.file_stem}.py").read_text(encoding="utf-8")
+    files = {name: tmp_path_factory.mktemp("kernels") / f"{CH11.file_stem}.py" for name in KERNEL_FORGERIES}
+    for name, file in files.items():
+        code = textwrap.dedent(KERNEL_FORGERIES[name]).replace("<root>", str(ROOT))
+        file.write_text(f"{stub}\n\n{code}", encoding="utf-8")
+    command = [sys.executable, "-c", NAIVE_KERNELS, *map(str, files.values())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["passed"] * len(files), done.stderr
+    return files
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton, which Linux has")
+@pytest.mark.parametrize("name", KERNEL_FORGERIES)
+def test_kernels_of_others(name: str, kernel_forgeries: dict[str, Path]) -> None:
+    if "disk" in name and LEVEL != "namespaces":
+        pytest.skip("only namespaces hide files")
+    expect_nothing(kernel_forgeries[name], 5, "ch11")
 
 
 def test_sys_exit_is_an_error_that_the_grade_names(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -183,20 +182,22 @@ def test_other_three_give_another_number(
 
 @pytest.mark.task(1)
 def test_python_s_own_generator_goes_on_undisturbed(layer: Layer) -> None:
-    before = random.getstate()
+    generator = layer.given("random")  # the subject's, wherever that is
+    before = generator.getstate()
     layer.uniform(1, 2, 3)
-    undisturbed = random.getstate() == before
-    random.setstate(before)
+    undisturbed = generator.getstate() == before
+    generator.setstate(before)
     expect("Python's own generator is as before", undisturbed, True, {False: DISTURBS})
 
 
 @pytest.mark.task(1)
 def test_the_numbers_are_evenly_spread(layer: Layer) -> None:
-    for what, numbers in (
-        ("positions", [layer.uniform(42, 0, position) for position in range(2000)]),
-        ("branches", [layer.uniform(42, branch, 9) for branch in range(2000)]),
-        ("seeds", [layer.uniform(seed, 0, 9) for seed in range(2000)]),
+    for what, arguments in (
+        ("positions", [(42, 0, position) for position in range(2000)]),
+        ("branches", [(42, branch, 9) for branch in range(2000)]),
+        ("seeds", [(seed, 0, 9) for seed in range(2000)]),
     ):
+        numbers = layer.given("minipaged.course.layer").call_each(layer.uniform, arguments)
         in_tenths = [sum(tenth <= 10 * number < tenth + 1 for number in numbers) for tenth in range(10)]
         even = all(120 <= count <= 280 for count in in_tenths)  # 200 each, and a standard deviation of 13.4
         expect(f"2,000 {what} are spread evenly, {in_tenths} in each tenth", even, True, {False: NOT_SPREAD})
@@ -214,10 +215,16 @@ def test_the_numbers_are_evenly_spread(layer: Layer) -> None:
 # -- task 2: choose a token ----------------------------------------------------------------------------------
 
 
+def rows_of(layer: Layer, numbers: Sequence[float], **params: Any) -> Any:
+    """A SamplingRow for each number, on the subject's side."""
+    given_params, make = layer.given.SamplingParams(**params), layer.given("minipaged.sampler").SamplingRow
+    call_each = layer.given("minipaged.course.layer").call_each
+    return call_each(make, [(given_params, [0], number) for number in numbers])
+
+
 def row_of(layer: Layer, number: float, **params: Any) -> Any:
-    """A SamplingRow on the subject's side."""
-    given_params = layer.given.SamplingParams(**params)
-    return layer.given("minipaged.sampler").SamplingRow(given_params, [0], number)
+    """One of them."""
+    return rows_of(layer, [number], **params)[0]
 
 
 def logits_of(*rows: Sequence[float]) -> torch.Tensor:
@@ -227,7 +234,7 @@ def logits_of(*rows: Sequence[float]) -> torch.Tensor:
 
 def shares(layer: Layer, probs: list[float], num_draws: int = 200, **params: Any) -> list[float]:
     """How often each token comes up, over numbers that are evenly spread."""
-    rows = [row_of(layer, (i + 0.5) / num_draws, **params) for i in range(num_draws)]
+    rows = rows_of(layer, [(i + 0.5) / num_draws for i in range(num_draws)], **params)
     drawn = layer.sample(logits_of(probs).expand(num_draws, -1), rows)
     return [drawn.count(token_id) / num_draws for token_id in range(len(probs))]
 
@@ -235,7 +242,7 @@ def shares(layer: Layer, probs: list[float], num_draws: int = 200, **params: Any
 @pytest.mark.task(2)
 def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id(layer: Layer) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 3.0], [-1.0, -1.0, -1.0]])
-    rows = [row_of(layer, 0.99, temperature=0.0) for _ in range(3)]
+    rows = rows_of(layer, [0.99] * 3, temperature=0.0)
     expect("sample(…), all greedy", layer.sample(logits, rows), [1, 0, 0],
            [([1, 2, 2], LAST_OF_EQUALS)])  # fmt: skip
 
@@ -627,7 +634,7 @@ def test_any_filters_keep_what_a_sorted_list_says(
     kept.sort()
     ends = list(itertools.accumulate(weights[token_id] for token_id in kept))
     middles = [(end - weights[token_id] / 2) / ends[-1] for token_id, end in zip(kept, ends, strict=True)]
-    rows = [row_of(layer, middle, top_k=k, top_p=top_p) for middle in middles]
+    rows = rows_of(layer, middles, top_k=k, top_p=top_p)
     drawn = layer.sample(logits_of(weights).expand(len(rows), -1), rows)
     expect(f"weights {weights}, top_k={k}, top_p={top_p}: tokens drawn by {middles}", drawn, kept)
 

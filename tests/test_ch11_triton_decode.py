@@ -2,22 +2,24 @@
 
 Expected values are written out, or computed by naive models in double precision. Where kernels are
 interpreted they run under watch: slots that hold no token are NaN and must not be loaded, tensors have gaps
-after each row, programs must not meet, and the bytes they load are counted. On a GPU only results count.
+after each row, programs must not meet, and the bytes they load are counted. K and V, and all that is read
+through an index, have strides of their own. On a GPU only results count.
 
-Left out: offsets that need 64 bits. Here that would take tensors of 2^31 elements, and a kernel that gets it
-wrong would take the process with it; `minipaged kernels` finds such products in the compiled code.
+A launch costs some 10 ms of the interpreter, and each program in it as much again: few, and each with
+something to tell.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from minipaged.course import Layer, Task, expect, expect_close
+from minipaged.course import Layer, Mismatch, Task, expect, expect_close
 from minipaged.kernels import triton_status
 
 TASKS = (
@@ -124,7 +126,9 @@ pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
 )
 
+NO_KERNEL = "it was computed without a kernel"
 NO_MASK = "lanes that have no element load or store: a mask is missing or too wide"
+OUTSIDE = "none of the lanes has an element: the address is wrong, or nothing is masked"
 MEET = "two programs write the same elements: the program's number is missing in an address"
 GARBAGE = "slots that hold no token were read"
 ROW_0 = "every row was multiplied by factors[0]"
@@ -145,6 +149,7 @@ NAN_WITHOUT_CONTEXT = "without context it is 0 / 0"
 DEALT_OUT = "query head h read KV head h % G: neighbours share one, h // (H / G)"
 FIRST_GROUP = "every program served the query heads of the first group"
 PER_HEAD = "K was loaded once for each query head, not once for the group"
+NARROW = "an offset was computed in 32 bits: in a tensor of 2^31 elements and more it gets negative"
 NEW_LOADED = "the new token's row was loaded back from the cache that it was just stored to"
 
 PUZZLES = (1, 2, 3, 4, 6)  # the package has no such functions; its `attend` is judged by task 7
@@ -161,15 +166,20 @@ def _the_package_has_no_puzzles(request: pytest.FixtureRequest) -> None:
 
 def run(
     layer: Layer, what: str, function: Any, *arguments: Any, unwritten: tuple[int, ...] = (),
-    gaps: bool = True,
+    gaps: bool = True, far: tuple[int, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
-    done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps)
-    kinds = {"outside and not masked": NO_MASK, "stores it too": MEET, "nobody has written": GARBAGE}
-    fault = done["fault"]
-    named = [(fault, name) for words, name in kinds.items() if words in fault]
-    expect(f"{what}: wrong accesses", fault, "", mistakes=named)
+    done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps, far=far)
+    kinds = {r"(\d+) of \1 lanes": OUTSIDE, "outside and not masked": NO_MASK, "stores it too": MEET,
+             "nobody has written": GARBAGE}  # fmt: skip
+    if far:
+        kinds = {r"_ptr\[-": NARROW} | kinds
+    if fault := done["fault"]:
+        named = [name for pattern, name in kinds.items() if re.search(pattern, fault)]
+        raise Mismatch(what, "no wrong load or store", fault, named[0] if named else None)
+    if done["watched"]:
+        expect(f"{what}: whether a kernel ran", done["launches"] != [], True, mistakes={False: NO_KERNEL})
     return done
 
 
@@ -186,7 +196,7 @@ def expect_loaded(
 
 
 @pytest.mark.task(1)
-@pytest.mark.parametrize("n", [3, 128, 129, 300])
+@pytest.mark.parametrize("n", [3, 256, 300])
 def test_the_sum_of_two_vectors_of_any_length(layer: Layer, n: int) -> None:
     x, y = torch.arange(float(n)), 1000 * torch.arange(float(n))
     done = run(layer, f"add(x, y), n = {n}", layer.add, x, y)
@@ -198,10 +208,10 @@ def test_the_sum_of_two_vectors_of_any_length(layer: Layer, n: int) -> None:
 # -- task 2: scale_rows --------------------------------------------------------------------------------------
 
 
-def check_scaled(layer: Layer, what: str, x: Tensor, factors: Tensor, gaps: bool = True) -> None:
-    done = run(layer, what, layer.scale_rows, x, factors, gaps=gaps)
+def check_scaled(layer: Layer, what: str, x: Tensor, factors: Tensor) -> None:
+    done = run(layer, what, layer.scale_rows, x, factors, gaps=False)
     known = [(x * factors[0], ROW_0)]
-    if not gaps and not x.is_contiguous():
+    if not x.is_contiguous():
         known.append((x.as_strided(x.shape, (x.shape[1], 1)) * factors[:, None], CONTIGUOUS))
     expect_close(what, done["result"], x * factors[:, None], 0.0, mistakes=known)
     expect_loaded(done, what, "x_ptr", 4 * x.numel())
@@ -214,16 +224,16 @@ def test_every_row_has_a_factor_of_its_own(layer: Layer) -> None:
 
 
 @pytest.mark.task(2)
-@pytest.mark.parametrize("N", [1, 5, 8])
-def test_rows_of_any_length(layer: Layer, N: int) -> None:
-    check_scaled(layer, f"scale_rows of x [3, {N}]", torch.randn(3, N), torch.tensor([2.0, 0.5, -1.0]))
+def test_x_and_the_factors_have_strides(layer: Layer) -> None:
+    factors = torch.tensor([2.0, 0.0, 3.0, 0.0, 4.0, 0.0])[::2]
+    check_scaled(layer, "scale_rows of a transposed x [3, 5]", torch.randn(5, 3).T, factors)
 
 
 @pytest.mark.task(2)
-def test_x_and_the_factors_have_strides(layer: Layer) -> None:
-    factors = torch.tensor([2.0, 0.0, 3.0, 0.0, 4.0, 0.0, 5.0, 0.0, 6.0])[::2]
-    check_scaled(layer, "scale_rows of a transposed x [5, 3]", torch.randn(3, 5).T, factors, gaps=False)
-    check_scaled(layer, "scale_rows of every second column", torch.randn(5, 6)[:, ::2], factors, gaps=False)
+def test_rows_of_any_length(layer: Layer) -> None:
+    wide = torch.randn(3, 6)
+    check_scaled(layer, "scale_rows of x [3, 5]", wide[:, :5], torch.tensor([2.0, 0.5, -1.0]))
+    check_scaled(layer, "scale_rows of x [2, 1]", wide[:2, :1], torch.tensor([2.0, 0.5]))
 
 
 # -- task 3: gather_rows -------------------------------------------------------------------------------------
@@ -231,11 +241,11 @@ def test_x_and_the_factors_have_strides(layer: Layer) -> None:
 
 def check_gathered(
     layer: Layer, what: str, table: Tensor, index: list[int], dtype: torch.dtype = torch.int64,
-    gaps: bool = True,
+    far: tuple[int, ...] = (),
 ) -> None:  # fmt: skip
     """Rows of the table that the index doesn't name are NaN, and must not be loaded."""
-    done = run(layer, what, layer.gather_rows, table, torch.tensor(index, dtype=dtype), unwritten=(0,),
-               gaps=gaps)  # fmt: skip
+    numbers = torch.tensor(index, dtype=dtype).repeat_interleave(2)[::2]
+    done = run(layer, what, layer.gather_rows, table, numbers, unwritten=(0,), far=far)
     zeros = torch.zeros(table.shape[1])
     got, expected = done["result"], torch.stack([table[i] if i >= 0 else zeros for i in index])
     expect(f"whether {what} has NaN in it", bool(got.isnan().any()), False, {True: NO_OTHER})
@@ -256,20 +266,22 @@ def test_minus_one_gives_zeros_and_loads_nothing(layer: Layer) -> None:
 
 
 @pytest.mark.task(3)
-def test_rows_of_any_length_and_an_index_of_32_bits(layer: Layer) -> None:
-    check_gathered(layer, "gather_rows of rows of 5", torch.randn(4, 5), [3, -1, 0], torch.int32)
+def test_a_table_with_strides_and_rows_of_any_length(layer: Layer) -> None:
+    check_gathered(layer, "gather_rows of a transposed table", torch.randn(5, 3).T, [2, -1])
 
 
 @pytest.mark.task(3)
-def test_a_table_with_strides(layer: Layer) -> None:
-    check_gathered(layer, "gather_rows of a transposed table", torch.randn(5, 3).T, [2, 0, -1], gaps=False)
+def test_an_index_of_32_bits_into_a_table_too_large_for_it(layer: Layer) -> None:
+    # The table says that its rows are 2^30 elements apart; see `FarTensor`.
+    what = "gather_rows of a table whose rows are 2^30 elements apart"
+    check_gathered(layer, what, torch.randn(4, 5), [3, 0], torch.int32, far=(0,))
 
 
 # -- task 4: logsumexp_rows ----------------------------------------------------------------------------------
 
 
-def check_sums(layer: Layer, what: str, x: Tensor, gaps: bool = True) -> None:
-    done = run(layer, what, layer.logsumexp_rows, x, gaps=gaps)
+def check_sums(layer: Layer, what: str, x: Tensor) -> None:
+    done = run(layer, what, layer.logsumexp_rows, x)
     block = 64
     padded = torch.nn.functional.pad(x.double(), (0, -x.shape[1] % block))
     highest, total = torch.full((len(x),), -math.inf).double(), torch.zeros(len(x)).double()
@@ -293,24 +305,24 @@ def test_two_rows_by_hand(layer: Layer) -> None:
 @pytest.mark.task(4)
 @pytest.mark.parametrize("N", [1, 64, 65, 150])
 def test_rows_of_any_number_of_tiles(layer: Layer, N: int) -> None:
-    check_sums(layer, f"logsumexp_rows of x [2, {N}]", torch.randn(2, N))
+    check_sums(layer, f"logsumexp_rows of x [1, {N}]", torch.randn(1, N))
 
 
 @pytest.mark.task(4)
 def test_the_highest_may_come_late_or_early(layer: Layer) -> None:
-    rising = torch.linspace(-20, 20, 150)
+    rising = torch.linspace(-20, 20, 80)
     check_sums(layer, "logsumexp_rows of a rising and a falling row", torch.stack([rising, rising.flip(0)]))
 
 
 @pytest.mark.task(4)
 def test_elements_may_be_larger_than_exp_can_bear(layer: Layer) -> None:
-    x = torch.stack([1000 + torch.randn(70), torch.randn(70) - 1000])
-    check_sums(layer, "logsumexp_rows of elements near 1000 and -1000", x)
+    x = torch.stack([1000 + torch.randn(70), torch.randn(70) - 100_000])
+    check_sums(layer, "logsumexp_rows of elements near 1000 and -100,000", x)
 
 
 @pytest.mark.task(4)
 def test_rows_with_strides(layer: Layer) -> None:
-    check_sums(layer, "logsumexp_rows of a transposed x", torch.randn(70, 2).T, gaps=False)
+    check_sums(layer, "logsumexp_rows of a transposed x", torch.randn(70, 2).T)
 
 
 # -- task 5: store_kv ----------------------------------------------------------------------------------------
@@ -318,11 +330,11 @@ def test_rows_with_strides(layer: Layer) -> None:
 
 def check_stored(
     layer: Layer, what: str, k: Tensor, v: Tensor, caches: tuple[Tensor, Tensor], slots: list[int],
-    index: torch.dtype = torch.int64, gaps: bool = True,
+    index: torch.dtype = torch.int64, far: tuple[int, ...] = (),
 ) -> None:  # fmt: skip
     """Both caches as they must be afterwards, slot by slot, and nothing loaded for padding."""
-    slot_mapping = torch.tensor(slots, dtype=index)
-    done = run(layer, what, layer.store_kv, k, v, *caches, slot_mapping, gaps=gaps)
+    slot_mapping = torch.tensor(slots, dtype=index).repeat_interleave(2)[::2]
+    done = run(layer, what, layer.store_kv, k, v, *caches, slot_mapping, far=far)
     block_size, wanted = caches[0].shape[1], []
     for cache, new in zip(caches, (k, v), strict=True):
         after = cache.clone()
@@ -346,9 +358,10 @@ def check_stored(
 
 
 def new_kv(T: int, G: int, D: int, N: int, B: int, dtype: torch.dtype = torch.float32) -> Any:
-    k, v = torch.randn(2, T, G, D).to(dtype)
-    k_cache, v_cache = torch.randn(2, N, B, G, D).to(dtype)
-    return k, v, (k_cache, v_cache)
+    """k, v and both caches; V's dimensions lie in another order than K's."""
+    k, v = torch.randn(T, G, D).to(dtype), torch.randn(T, D, G).to(dtype).transpose(1, 2)
+    caches = torch.randn(N, B, G, D).to(dtype), torch.randn(G, N, B, D).to(dtype).permute(1, 2, 0, 3)
+    return k, v, caches
 
 
 @pytest.mark.task(5)
@@ -359,28 +372,29 @@ def test_one_token_goes_to_its_slot(layer: Layer) -> None:
 @pytest.mark.task(5)
 def test_padding_writes_nothing_and_reads_nothing(layer: Layer) -> None:
     check_stored(layer, "store_kv(…, slot_mapping=[6, -1, 0])", *new_kv(3, 2, 8, 3, 4), [6, -1, 0])
-    check_stored(layer, "store_kv(…, slot_mapping=[-1, -1])", *new_kv(2, 1, 4, 2, 4), [-1, -1])
 
 
 @pytest.mark.task(5)
 def test_heads_and_head_sizes_that_are_no_powers_of_two(layer: Layer) -> None:
-    what = "store_kv of G = 3, D = 20, slots of 32 bits"
-    check_stored(layer, what, *new_kv(2, 3, 20, 4, 3), [11, 2], torch.int32)
+    check_stored(layer, "store_kv of G = 3, D = 20", *new_kv(2, 3, 20, 4, 3), [11, 2])
 
 
 @pytest.mark.task(5)
 def test_the_engine_s_views_have_strides_of_their_own(layer: Layer) -> None:
-    qkv = torch.randn(3, 8, 16)  # 4 query heads, 2 of K and 2 of V, as one matrix product leaves them
+    qkv = torch.randn(2, 8, 16)  # 4 query heads, 2 of K and 2 of V, as one matrix product leaves them
     pool = torch.randn(2, 5, 4, 2, 16)  # two layers
-    other = torch.randn(5, 2, 4, 16).transpose(1, 2)  # V's cache with another order of dimensions
-    slots = torch.tensor([7, -1, 18, -1, 0, -1])[::2].tolist()
-    check_stored(layer, "store_kv of views", qkv[:, 4:6], qkv[:, 6:], (pool[1], other), slots, gaps=False)
+    check_stored(layer, "store_kv of views", qkv[:, 4:6], qkv[:, 6:], (pool[1], pool[0]), [18, 7])
 
 
 @pytest.mark.task(5)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_bits_are_copied_as_they_are(layer: Layer, dtype: torch.dtype) -> None:
-    check_stored(layer, f"store_kv in {dtype}", *new_kv(2, 1, 8, 2, 4, dtype), [5, 0])
+def test_bits_are_copied_as_they_are(layer: Layer) -> None:
+    check_stored(layer, "store_kv in bfloat16", *new_kv(1, 1, 8, 2, 4, torch.bfloat16), [5])
+
+
+@pytest.mark.task(5)
+def test_slots_of_32_bits_in_caches_too_large_for_them(layer: Layer) -> None:
+    what = "store_kv into caches whose blocks are 2^30 elements apart"
+    check_stored(layer, what, *new_kv(2, 1, 4, 4, 4), [9, 2], torch.int32, far=(2, 3))
 
 
 # -- task 6: attend ------------------------------------------------------------------------------------------
@@ -389,15 +403,17 @@ def test_bits_are_copied_as_they_are(layer: Layer, dtype: torch.dtype) -> None:
 def one_context(end: int, D: int, B: int, first_written: int = 0) -> Any:
     """Caches [N, B, D] of NaN with one context of one head in scattered blocks, its table, and dense K and V.
 
-    The table ends with the context. Positions before `first_written` are not there either.
+    The table ends with the context, and has a stride of 2. V's dimensions lie in another order than K's.
+    Positions before `first_written` are not there either.
     """
     width = max(1, -(-end // B))
-    order = torch.randperm(width + 2)[:width]
-    caches = torch.full((2, width + 2, B, D), NAN)
-    dense = torch.randn(2, end, D)
-    for position in range(first_written, end):
-        caches[:, order[position // B], position % B] = dense[:, position]
-    return caches[0], caches[1], order, dense[0], dense[1]
+    order = torch.randperm(width + 2)[:width].repeat_interleave(2)[::2]
+    k_cache, v_cache = torch.full((width + 2, B, D), NAN), torch.full((B, width + 2, D), NAN).transpose(0, 1)
+    k, v = torch.randn(2, end, D)
+    positions = torch.arange(first_written, end)
+    where = order[positions // B], positions % B
+    k_cache[where], v_cache[where] = k[positions], v[positions]
+    return k_cache, v_cache, order, k, v
 
 
 def attended(
@@ -417,15 +433,19 @@ def attended(
 
 def check_attend(
     layer: Layer, end: int, *, R: int = 2, D: int = 16, B: int = 16, start: int = 0, scale: float = 0.3,
-    visible: list[int] | None = None,
+    visible: list[int] | None = None, far: bool = False,
 ) -> None:  # fmt: skip
     k_cache, v_cache, table, k, v = one_context(end, D, B, first_written=start)
+    if far:
+        table = table.int()
     q, sees = torch.randn(R, D), torch.tensor(visible or [end] * R)
     what = f"attend(…) of positions {start} to {end - 1}, {R} rows, D = {D}, B = {B}"
     if visible:
         what += f", visible = {visible}"
+    if far:
+        what += ", blocks 2^30 elements apart"
     done = run(layer, what, layer.attend_alone, q, k_cache, v_cache, table, start, end, sees, scale,
-               unwritten=(1, 2))  # fmt: skip
+               unwritten=(1, 2), far=(1, 2) if far else ())  # fmt: skip
     names = ("acc", "total", "highest")
     expected = attended(q, k, v, start, sees, scale)
     wrong = {kind: attended(q, k, v, start, sees, scale, kind) for kind in (NO_SCALE, NATURAL, ALL_VISIBLE)}
@@ -451,15 +471,14 @@ def test_six_positions_by_hand(layer: Layer) -> None:
 
 
 @pytest.mark.task(6)
-@pytest.mark.parametrize(("end", "B"), [(1, 16), (5, 4), (128, 16), (129, 16), (300, 7)])
+@pytest.mark.parametrize(("end", "B"), [(1, 16), (128, 16), (140, 7)])
 def test_contexts_of_any_length_in_blocks_of_any_size(layer: Layer, end: int, B: int) -> None:
     check_attend(layer, end, B=B)
 
 
 @pytest.mark.task(6)
 def test_any_number_of_rows_and_any_head_size(layer: Layer) -> None:
-    check_attend(layer, 40, R=1, D=16)
-    check_attend(layer, 150, R=3, D=20, B=3)
+    check_attend(layer, 40, R=3, D=20, B=3)
 
 
 @pytest.mark.task(6)
@@ -470,8 +489,12 @@ def test_a_row_sees_what_is_visible_to_it(layer: Layer) -> None:
 
 @pytest.mark.task(6)
 def test_what_lies_before_the_start_is_not_read(layer: Layer) -> None:
-    check_attend(layer, 30, start=5)
     check_attend(layer, 200, start=150, B=32)
+
+
+@pytest.mark.task(6)
+def test_a_table_of_32_bits_and_caches_too_large_for_it(layer: Layer) -> None:
+    check_attend(layer, 60, far=True)
 
 
 @pytest.mark.task(6)
@@ -488,14 +511,15 @@ def test_no_positions_leave_zeros_and_minus_infinity(layer: Layer) -> None:
 @pytest.mark.task(6)
 @pytest.mark.parametrize("offset", [1500.0, -1500.0])
 def test_scores_may_be_larger_than_powers_of_two_can_bear(layer: Layer, offset: float) -> None:
-    # Element 0 of q is 1, so element 0 of a key is its score: near ±1500, and rising by 1 every 10 positions.
-    q = torch.zeros(1, 16)
-    q[0, 0] = 1
+    # Element 0 of row 0 is 1, so element 0 of a key is its score: near ±1500, rising by 1 every 10 positions.
+    # To row 1 all positions score alike, ±30,000, far above or below anything that stands for "hidden".
+    q = torch.zeros(2, 16)
+    q[0, 0], q[1, 1] = 1, 20 * offset
     k_cache, v_cache, table, k, v = one_context(150, 16, 16)
-    k[:, 0] = offset + torch.arange(150.0) / 10
-    for position in range(150):
-        k_cache[table[position // 16], position % 16, 0] = k[position, 0]
-    sees = torch.tensor([150])
+    position = torch.arange(150)
+    k[:, 0], k[:, 1] = offset + position / 10, 1
+    k_cache[table[position // 16], position % 16] = k
+    sees = torch.tensor([150, 150])
     what = f"attend(…) with scores near {offset:g}"
     arguments = (q, k_cache, v_cache, table, 0, 150, sees, 1.0)
     done = run(layer, what, layer.attend_alone, *arguments, unwritten=(1, 2))
@@ -514,9 +538,9 @@ def test_what_was_summed_shrinks_when_a_higher_score_comes(layer: Layer) -> None
     q = torch.zeros(1, 16)
     q[0, 0] = 1
     k_cache, v_cache, table, k, v = one_context(300, 16, 32)
-    k[:, 0] = torch.where(torch.arange(300) < 290, 0.0, 5 * math.log(2))
-    for position in range(300):
-        k_cache[table[position // 32], position % 32, 0] = k[position, 0]
+    position = torch.arange(300)
+    k[:, 0] = torch.where(position < 290, 0.0, 5 * math.log(2))
+    k_cache[table[position // 32], position % 32] = k
     done = run(layer, "attend(…)", layer.attend_alone, q, k_cache, v_cache, table, 0, 300,
                torch.tensor([300]), 1.0, unwritten=(1, 2))  # fmt: skip
     acc, total, highest = done["result"]
@@ -539,12 +563,14 @@ def scattered(
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Caches of NaN with some contexts in scattered blocks: k_cache, v_cache, block_tables, dense k and v.
 
-    Tables are wider than needed, and what lies behind a context is no block's id.
+    Tables are wider than needed, and what lies behind a context is no block's id. V's dimensions lie in
+    another order than K's, and entries of a table not side by side.
     """
     widths = [-(-length // B) for length in context_lens]
     order = torch.randperm(sum(widths) + 2).tolist()
-    k_cache, v_cache = (torch.full((len(order), B, G, D), NAN, dtype=dtype) for _ in "kv")
-    tables = torch.full((len(widths), max(widths) + 1), 10**6)
+    k_cache = torch.full((len(order), B, G, D), NAN, dtype=dtype)
+    v_cache = torch.full((G, len(order), B, D), NAN, dtype=dtype).permute(1, 2, 0, 3)
+    tables = torch.full((len(widths), 2 * max(widths) + 2), 10**6)[:, ::2]
     dense = []
     for row, (width, length) in enumerate(zip(widths, context_lens, strict=True)):
         blocks = torch.tensor([order.pop() for _ in range(width)], dtype=torch.int64)
@@ -612,28 +638,37 @@ def test_neighbouring_query_heads_share_a_kv_head(layer: Layer) -> None:
 @pytest.mark.task(7)
 def test_groups_and_head_sizes_that_are_no_powers_of_two(layer: Layer) -> None:
     check_decode(layer, [33], G=2, R=3, D=20, B=7)
-    check_decode(layer, [16], G=1, R=7, D=80)
     check_decode(layer, [5], G=1, R=17, D=16)
 
 
 @pytest.mark.task(7)
 def test_sequences_of_different_lengths_and_one_without_context(layer: Layer) -> None:
-    check_decode(layer, [130, 0, 1, 40], G=1, R=2, D=16)
+    check_decode(layer, [130, 0, 1], G=1, R=2, D=16)
 
 
 @pytest.mark.task(7)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_comes_in_and_goes_out(layer: Layer, dtype: torch.dtype) -> None:
-    check_decode(layer, [20, 3], G=1, R=2, D=16, dtype=dtype)
+def test_half_precision_comes_in_and_goes_out(layer: Layer) -> None:
+    check_decode(layer, [20], G=1, R=2, D=16, dtype=torch.bfloat16)
 
 
 @pytest.mark.task(7)
-def test_q_is_a_view_and_v_has_other_strides_than_k(layer: Layer) -> None:
-    k_cache, v_cache, tables, dense = scattered([19, 5], 2, 16, 8)
-    q = torch.randn(2, 8, 16)[:, :4]  # of a fused qkv: 4 query heads of 8
-    other = torch.empty(len(v_cache), 2, 8, 16).transpose(1, 2).copy_(v_cache)
-    what = "paged_decode(…) of a view of qkv, V with other strides than K"
-    arguments = (q, k_cache, other, tables, torch.tensor([19, 5]), 0.3)
+def test_in_float16_sums_are_kept_in_fp32(layer: Layer) -> None:
+    # 260 values of 300 with equal weights: their sum, 78,000, is more than float16 can hold.
+    k_cache, v_cache, tables, _ = scattered([260], 1, 16, 16, torch.float16)
+    v_cache[~v_cache.isnan()] = 300
+    q = torch.zeros(1, 2, 16, dtype=torch.float16)
+    what = "paged_decode(…) of 260 equal scores and values of 300, in float16"
+    arguments = (q, k_cache, v_cache, tables, torch.tensor([260]), 0.3)
+    done = run(layer, what, layer.paged_decode, *arguments, unwritten=(1, 2))
+    expect_close(what, done["result"], torch.full((1, 2, 16), 300.0, dtype=torch.float16), 1.0)
+
+
+@pytest.mark.task(7)
+def test_q_and_the_lengths_are_views(layer: Layer) -> None:
+    k_cache, v_cache, tables, dense = scattered([9, 5], 1, 16, 8)
+    q = torch.randn(2, 8, 16)[:, :2]  # of a fused qkv: 2 query heads of 8
+    what = "paged_decode(…) of a view of qkv, context_lens of every second number"
+    arguments = (q, k_cache, v_cache, tables, torch.tensor([9, 3, 5, 3])[::2], 0.3)
     done = run(layer, what, layer.paged_decode, *arguments, unwritten=(1, 2), gaps=False)
     expect_close(what, done["result"], decoded(q, dense, 0.3), TOLERANCE, TOLERANCE)
 
@@ -643,7 +678,7 @@ def test_q_is_a_view_and_v_has_other_strides_than_k(layer: Layer) -> None:
 
 def check_both(
     layer: Layer, context_lens: list[int], G: int, R: int, D: int, B: int = 16,
-    dtype: torch.dtype = torch.float32, gaps: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
     k_after, v_after, tables, dense = scattered(context_lens, G, D, B, dtype)
     k_cache, v_cache = k_after.clone(), v_after.clone()
@@ -651,10 +686,11 @@ def check_both(
         place = tables[row, (length - 1) // B], (length - 1) % B
         k_cache[place], v_cache[place] = NAN, NAN
     k, v = (torch.stack([kv[i][-1] for kv in dense]) for i in (0, 1))
+    v = v.transpose(1, 2).contiguous().transpose(1, 2)  # other strides than k's
     q = torch.randn(len(context_lens), G * R, D).to(dtype)
     what = f"store_and_decode(…, context_lens={context_lens}), H = {G * R}, G = {G}, D = {D}, B = {B}"
     done = run(layer, what, layer.store_and_decode, q, k, v, k_cache, v_cache, tables,
-               torch.tensor(context_lens), 0.3, unwritten=(), gaps=gaps)  # fmt: skip
+               torch.tensor(context_lens), 0.3)  # fmt: skip
     for number, name, wanted in ((3, "k_cache", k_after), (4, "v_cache", v_after)):
         got = done["arguments"][number].clone().nan_to_num(1e4)
         before = (k_cache, v_cache)[number - 3].nan_to_num(1e4)
@@ -677,12 +713,12 @@ def test_the_new_token_is_stored_and_attended_to(layer: Layer) -> None:
 
 @pytest.mark.task(8)
 def test_a_first_token_and_one_that_begins_a_block(layer: Layer) -> None:
-    check_both(layer, [1, 17, 16], G=2, R=1, D=16)
+    check_both(layer, [1, 17], G=2, R=1, D=16)
 
 
 @pytest.mark.task(8)
 def test_groups_and_sizes_of_any_kind_in_more_than_one_tile(layer: Layer) -> None:
-    check_both(layer, [131, 30], G=2, R=3, D=20, B=7)
+    check_both(layer, [133], G=2, R=3, D=20, B=7)
 
 
 @pytest.mark.task(8)
@@ -700,6 +736,5 @@ def test_what_was_summed_shrinks_when_the_new_token_fits_best(layer: Layer) -> N
 
 
 @pytest.mark.task(8)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_store_and_decode_in_half_precision(layer: Layer, dtype: torch.dtype) -> None:
-    check_both(layer, [9, 1], G=1, R=2, D=16, dtype=dtype)
+def test_store_and_decode_in_half_precision(layer: Layer) -> None:
+    check_both(layer, [9], G=1, R=2, D=16, dtype=torch.bfloat16)

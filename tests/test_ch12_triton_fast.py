@@ -2,7 +2,10 @@
 
 Expected values are written out, or computed by naive models in double precision. Where kernels are
 interpreted they run under watch: slots that hold no token are NaN and must not be loaded, tensors have gaps
-after each row, programs must not meet, and the bytes they load are counted. On a GPU only results count.
+after each row, programs must not meet, and the bytes they load are counted. K and V have strides of their
+own. On a GPU only results count.
+
+A program costs some 10 ms of the interpreter, whatever it does: few of them, and each with something to tell.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minipaged.course import Layer, Task, expect, expect_close
+from minipaged.course import Layer, Mismatch, Task, expect, expect_close
 from minipaged.kernels import triton_status
 
 TASKS = (
@@ -94,6 +97,7 @@ pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
 )
 
+NO_KERNEL = "it was computed without a kernel"
 ROUNDED_UP = "the number of pieces was rounded up: some processors get a third program"
 TOO_SHORT = "a piece is shorter than MIN_SPLIT_LEN tokens"
 WITHOUT_LIMIT = "more pieces than MAX_SPLITS"
@@ -126,7 +130,10 @@ def run(
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
     done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps)
-    expect(f"{what}: wrong accesses", done["fault"], "")
+    if done["fault"]:
+        raise Mismatch(what, "no wrong load or store", done["fault"])
+    if done["watched"]:
+        expect(f"{what}: whether a kernel ran", done["launches"] != [], True, mistakes={False: NO_KERNEL})
     return done
 
 
@@ -151,22 +158,22 @@ def scattered(
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Caches of NaN with some contexts in scattered blocks: k_cache, v_cache, block_tables, dense k and v.
 
-    Tables are wider than needed, and what lies behind a context is no block's id. The first `num_shared`
-    blocks of all sequences are the same.
+    Tables are wider than needed, and what lies behind a context is no block's id. V's dimensions lie in
+    another order than K's. The first `num_shared` blocks of all sequences are the same.
     """
     widths = [-(-length // B) for length in context_lens]
     order = torch.randperm(sum(widths) + 2).tolist()
-    k_cache, v_cache = (torch.full((len(order), B, G, D), NAN, dtype=dtype) for _ in "kv")
+    k_cache = torch.full((len(order), B, G, D), NAN, dtype=dtype)
+    v_cache = torch.full((G, len(order), B, D), NAN, dtype=dtype).permute(1, 2, 0, 3)
     tables = torch.full((len(widths), max(widths) + 1), 10**6)
     prefix: list[int] = [order.pop() for _ in range(num_shared)]
     dense = []
     for row, (width, length) in enumerate(zip(widths, context_lens, strict=True)):
         blocks = prefix + [order.pop() for _ in range(width - num_shared)]
         tables[row, :width] = torch.tensor(blocks, dtype=torch.int64)
-        new = row == 0 or not num_shared
-        for position in range(0 if new else num_shared * B, length):
-            for cache in (k_cache, v_cache):
-                cache[blocks[position // B], position % B] = torch.randn(G, D)
+        new = torch.arange(num_shared * B if row else 0, length)  # the shared ones are there already
+        for cache in (k_cache, v_cache):
+            cache[tables[row, new // B], new % B] = torch.randn(len(new), G, D).to(dtype)
         where = tables[row, torch.arange(length) // B], torch.arange(length) % B
         dense.append((k_cache[where], v_cache[where]))
     return k_cache, v_cache, tables, dense
@@ -175,40 +182,40 @@ def scattered(
 # -- task 1: how many pieces ---------------------------------------------------------------------------------
 
 
-@pytest.mark.task(1)
-@pytest.mark.parametrize(
-    ("num_programs", "context", "processors", "expected", "mistakes"),
-    [
-        (8, 131072, 132, 33, {}),
-        (8, 1024, 132, 4, {33: TOO_SHORT}),
-        (512, 4096, 132, 1, {}),
-        (100, 65536, 132, 2, {3: ROUNDED_UP}),
-        (1, 131072, 132, 128, {264: WITHOUT_LIMIT, 132: WITHOUT_LIMIT}),
-        (1, 511, 132, 1, {2: TOO_SHORT, 264: TOO_SHORT, 128: TOO_SHORT}),
-        (1, 512, 132, 2, {}),
-        (4, 65536, 108, 54, {}),
-        (1, 100, 132, 1, {0: "no piece at all: a context is at least one"}),
-        (264, 65536, 132, 1, {}),
-        (0, 131072, 132, 128, {}),
-        (0, 0, 1, 1, {}),
-        (16, 65536, 1, 1, {0: "no piece at all: a context is at least one"}),
-    ],
+CHOICES: tuple[tuple[int, int, int, int, dict[int, str]], ...] = (
+    # programs, context, processors: pieces, and wrong numbers of them
+    (8, 131072, 132, 33, {}),
+    (8, 1024, 132, 4, {33: TOO_SHORT}),
+    (512, 4096, 132, 1, {}),
+    (100, 65536, 132, 2, {3: ROUNDED_UP}),
+    (1, 131072, 132, 128, {264: WITHOUT_LIMIT, 132: WITHOUT_LIMIT}),
+    (1, 511, 132, 1, {2: TOO_SHORT, 264: TOO_SHORT, 128: TOO_SHORT}),
+    (1, 512, 132, 2, {}),
+    (4, 65536, 108, 54, {}),
+    (1, 100, 132, 1, {0: "no piece at all: a context is at least one"}),
+    (264, 65536, 132, 1, {}),
+    (0, 131072, 132, 128, {}),
+    (0, 0, 1, 1, {}),
+    (16, 65536, 1, 1, {0: "no piece at all: a context is at least one"}),
 )
-def test_every_processor_has_work_and_no_piece_is_too_short(
-    layer: Layer, num_programs: int, context: int, processors: int, expected: int, mistakes: dict[int, str]
-) -> None:
-    got = layer.choose_num_splits(num_programs, context, processors)
-    expect(f"choose_num_splits({num_programs}, {context}, {processors})", got, expected, mistakes=mistakes)
+
+
+@pytest.mark.task(1)
+def test_every_processor_has_work_and_no_piece_is_too_short(layer: Layer) -> None:
+    for num_programs, context, processors, expected, mistakes in CHOICES:
+        what = f"choose_num_splits({num_programs}, {context}, {processors})"
+        got = layer.choose_num_splits(num_programs, context, processors)
+        expect(what, got, expected, mistakes=mistakes)
 
 
 # -- task 2: copy_blocks -------------------------------------------------------------------------------------
 
-SMALL, LARGE = (2, 5, 4, 2, 8), (1, 4, 9, 5, 80)  # L, N, B, G, D; one block of LARGE takes two programs
+SMALL, LARGE = (2, 5, 4, 2, 8), (1, 2, 9, 5, 80)  # L, N, B, G, D; one block of LARGE takes two programs
 
 
 def check_copies(
     layer: Layer, k: Tensor, v: Tensor, copies: list[tuple[int, int]], mistakes: tuple[tuple[str, Any], ...]
-) -> None:
+) -> dict[str, Any]:
     what = f"copy_blocks(k_cache, v_cache, {copies}), caches {list(k.shape)}"
     done = run(layer, what, layer.copy_blocks, k, v, torch.tensor(copies).view(-1, 2))
     for number, (name, before) in enumerate((("k_cache", k), ("v_cache", v))):
@@ -217,6 +224,7 @@ def check_copies(
             expected[:, dst] = before[:, src]
         wrong = [(change(before.clone()), mistake) for mistake, change in mistakes]
         expect_close(f"{name} after {what}", done["arguments"][number].clone(), expected, 0.0, mistakes=wrong)
+    return done
 
 
 def backwards(cache: Tensor) -> Tensor:
@@ -238,34 +246,23 @@ def test_a_block_is_copied_in_every_layer_of_k_and_v(layer: Layer) -> None:
 
 @pytest.mark.task(2)
 def test_several_copies_and_one_source_for_two(layer: Layer) -> None:
-    check_copies(layer, torch.randn(SMALL), torch.randn(SMALL), [(1, 3), (1, 0), (2, 4)], ())
+    shape = (1, 5, 3, 1, 20)
+    check_copies(layer, torch.randn(shape), torch.randn(shape), [(1, 3), (1, 0), (2, 4)], ())
 
 
 @pytest.mark.task(2)
-def test_blocks_and_heads_of_any_size(layer: Layer) -> None:
-    check_copies(layer, torch.randn(LARGE), torch.randn(LARGE), [(3, 0)], ())
-    shape = (1, 3, 3, 1, 20)
-    check_copies(layer, torch.randn(shape), torch.randn(shape), [(0, 2)], ())
+def test_blocks_of_several_programs_are_loaded_once(layer: Layer) -> None:
+    done = check_copies(layer, torch.randn(LARGE), torch.randn(LARGE), [(1, 0)], ())
+    if done["launches"]:
+        for name in ("k_cache_ptr", "v_cache_ptr"):
+            expect(f"bytes that copy_blocks loads through {name}", loaded(done, name), 9 * 5 * 80 * 4)
 
 
 @pytest.mark.task(2)
 def test_k_and_v_have_strides_of_their_own(layer: Layer) -> None:
-    k, v = torch.randn(SMALL), torch.randn(2, 5, 4, 2, 3, 8)[:, :, :, :, 1]  # V is a part of something wider
-    what = "copy_blocks(k_cache, v_cache, [(1, 3)]), V with other strides than K"
-    done = run(layer, what, layer.copy_blocks, k, v, torch.tensor([(1, 3)]), gaps=False)
-    for name, got, before in zip(("k_cache", "v_cache"), done["arguments"], (k, v), strict=False):
-        expected = before.clone()
-        expected[:, 3] = before[:, 1]
-        expect_close(f"{name} after {what}", got.clone(), expected, 0.0)
-
-
-@pytest.mark.task(2)
-def test_every_byte_of_the_sources_is_loaded_once(layer: Layer) -> None:
-    k, v = torch.randn(LARGE), torch.randn(LARGE)
-    done = run(layer, "copy_blocks of 1 block", layer.copy_blocks, k, v, torch.tensor([[3, 0]]))
-    if done["launches"]:
-        for name in ("k_cache_ptr", "v_cache_ptr"):
-            expect(f"bytes that copy_blocks loads through {name}", loaded(done, name), 9 * 5 * 80 * 4)
+    k = torch.randn(2, 5, 4, 8, 2).transpose(3, 4)  # the elements of a head are not neighbours
+    v = torch.randn(5, 2, 4, 2, 8).transpose(0, 1)  # and the layers of a block are
+    check_copies(layer, k, v, [(1, 3)], ())
 
 
 # -- task 3: merge_pieces ------------------------------------------------------------------------------------
@@ -306,18 +303,17 @@ def test_two_pieces_by_hand(layer: Layer) -> None:
 
 
 @pytest.mark.task(3)
-@pytest.mark.parametrize(("P", "D"), [(2, 16), (3, 20), (5, 8), (1, 16)])
+@pytest.mark.parametrize(("P", "D"), [(3, 20), (5, 8), (1, 16)])
 def test_any_number_of_pieces_and_any_head_size(layer: Layer, P: int, D: int) -> None:
-    pieces, weights = torch.randn(2, 3, P, D), 2 * torch.randn(2, 3, P)
-    what = f"merge_pieces of {P} pieces, D = {D}, 2 sequences of 3 heads"
+    pieces, weights = torch.randn(2, 2, P, D), 2 * torch.randn(2, 2, P)
+    what = f"merge_pieces of {P} pieces, D = {D}, 2 sequences of 2 heads"
     check_merge(layer, what, pieces, weights, (PLAIN_MEAN, BASE_E, NOT_DIVIDED, GHOSTS))
 
 
 @pytest.mark.task(3)
-@pytest.mark.parametrize("offset", [1000.0, -1000.0])
-def test_weights_may_be_larger_than_powers_of_two_can_bear(layer: Layer, offset: float) -> None:
-    weights = offset + torch.randn(1, 2, 3)
-    check_merge(layer, f"merge_pieces with weights near {offset:g}", torch.randn(1, 2, 3, 16), weights, ())
+def test_weights_may_be_larger_than_powers_of_two_can_bear(layer: Layer) -> None:
+    weights = torch.tensor([1000.0, -1000.0])[:, None] + torch.randn(1, 2, 3)
+    check_merge(layer, "merge_pieces with weights near 1000 and -1000", torch.randn(1, 2, 3, 16), weights, ())
 
 
 @pytest.mark.task(3)
@@ -332,7 +328,7 @@ def test_empty_pieces_count_nothing_and_no_context_gives_zeros(layer: Layer) -> 
 
 @pytest.mark.task(3)
 def test_the_result_has_the_dtype_that_is_asked_for(layer: Layer) -> None:
-    pieces, weights = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 2)
+    pieces, weights = torch.randn(1, 1, 2, 16), torch.randn(1, 1, 2)
     what = "merge_pieces(…, torch.float16)"
     done = run(layer, what, layer.merge_pieces, pieces, weights, torch.float16, gaps=False)
     expect_close(what, done["result"], merged(pieces, weights).half(), 2e-3)
@@ -394,12 +390,12 @@ def test_the_pieces_of_600_tokens(layer: Layer) -> None:
 
 @pytest.mark.task(4)
 def test_short_contexts_and_none_leave_empty_pieces(layer: Layer) -> None:
-    check_pieces(layer, [130, 0, 1], G=2, R=1, D=16, P=2, B=16)
+    check_pieces(layer, [130, 0, 1], G=1, R=1, D=16, P=2, B=16)
 
 
 @pytest.mark.task(4)
-def test_any_group_and_head_size(layer: Layer) -> None:
-    check_pieces(layer, [300, 257], G=2, R=3, D=20, P=3, B=7)
+def test_any_group_and_head_size_and_pieces_of_whole_tiles(layer: Layer) -> None:
+    check_pieces(layer, [256], G=2, R=3, D=20, P=2, B=7)
 
 
 @pytest.mark.task(4)
@@ -430,9 +426,9 @@ def test_total_is_divided_by_and_kept_in_the_weight(layer: Layer) -> None:
 @pytest.mark.task(4)
 @pytest.mark.parametrize(("dtype", "P"), [(torch.float32, 3), (torch.bfloat16, 2)])
 def test_split_and_merged_it_is_the_attention_to_all(layer: Layer, dtype: torch.dtype, P: int) -> None:
-    context_lens = [290, 0, 33]
-    k_cache, v_cache, tables, dense = scattered(context_lens, 2, 32, 16, dtype)
-    q = torch.randn(3, 4, 32).to(dtype)
+    context_lens = [260, 0] if P == 3 else [130]
+    k_cache, v_cache, tables, dense = scattered(context_lens, 1, 32, 16, dtype)
+    q = torch.randn(len(context_lens), 2, 32).to(dtype)
     what = f"paged_decode_split(…, context_lens={context_lens}, num_splits={P}) in {dtype}"
     done = run(
         layer, what, layer.paged_decode_split, q, k_cache, v_cache, tables, torch.tensor(context_lens), 0.2,
@@ -485,8 +481,7 @@ def test_a_whole_prompt(layer: Layer) -> None:
 
 @pytest.mark.task(5)
 def test_a_chunk_sees_the_context_before_it(layer: Layer) -> None:
-    check_prefill(layer, [(4, 21)], G=2, R=1, D=16)
-    check_prefill(layer, [(3, 150)], G=1, R=3, D=20)
+    check_prefill(layer, [(3, 150)], G=2, R=3, D=20)
 
 
 @pytest.mark.task(5)
@@ -525,20 +520,24 @@ def test_prefill_in_bfloat16(layer: Layer) -> None:
 # -- task 6: the challenge -----------------------------------------------------------------------------------
 
 
-def check_shared(layer: Layer, context_lens: list[int], G: int, R: int, num_shared: int, D: int = 16) -> None:
-    B = 16
-    k_cache, v_cache, tables, dense = scattered(context_lens, G, D, B, num_shared=num_shared)
-    q, contexts = torch.randn(len(context_lens), G * R, D), torch.tensor(context_lens)
+def check_shared(
+    layer: Layer, context_lens: list[int], G: int, R: int, num_shared: int, dtype: torch.dtype = torch.float32
+) -> None:
+    B, D = 16, 16
+    k_cache, v_cache, tables, dense = scattered(context_lens, G, D, B, dtype, num_shared)
+    q, contexts = torch.randn(len(context_lens), G * R, D).to(dtype), torch.tensor(context_lens)
     what = f"paged_decode_shared(…, context_lens={context_lens}, num_shared={num_shared}), H={G * R}, G={G}"
     done = run(
         layer, what, layer.paged_decode_shared, q, k_cache, v_cache, tables, contexts, num_shared, 0.3,
         unwritten=(1, 2),
     )  # fmt: skip
     expected = torch.cat([attention(q[s : s + 1], *kv, 0.3) for s, kv in enumerate(dense)])
-    expect_close(what, done["result"], expected, TOLERANCE, TOLERANCE)
+    tolerance = TOLERANCE if dtype == torch.float32 else 3e-3
+    expect_close(what, done["result"], expected, tolerance, tolerance)
     if done["launches"]:
         own = sum(context_lens) - len(context_lens) * num_shared * B
-        slot, known = G * D * 4, {sum(context_lens) * G * D * 4: PREFIX_PER_SEQUENCE}
+        slot = G * D * q.element_size()
+        known = {sum(context_lens) * slot: PREFIX_PER_SEQUENCE}
         for name in ("k_cache_ptr", "v_cache_ptr"):
             what_loaded = f"bytes loaded through {name} by {what}"
             expect(what_loaded, loaded(done, name), (num_shared * B + own) * slot, mistakes=known)
@@ -546,29 +545,19 @@ def check_shared(layer: Layer, context_lens: list[int], G: int, R: int, num_shar
 
 @pytest.mark.task(6)
 def test_a_shared_prefix_is_read_once_for_all_sequences(layer: Layer) -> None:
-    check_shared(layer, [70, 80, 90], G=2, R=2, num_shared=4)
+    check_shared(layer, [70, 80], G=2, R=2, num_shared=4)
 
 
 @pytest.mark.task(6)
 def test_one_head_a_group_and_one_token_behind_the_prefix(layer: Layer) -> None:
-    check_shared(layer, [33, 34], G=2, R=1, num_shared=2)
+    check_shared(layer, [33, 34, 35], G=1, R=1, num_shared=2)
 
 
 @pytest.mark.task(6)
 def test_nothing_shared_is_an_ordinary_decode(layer: Layer) -> None:
-    check_shared(layer, [20, 5], G=1, R=2, num_shared=0)
-
-
-@pytest.mark.task(6)
-def test_one_sequence_shares_with_nobody(layer: Layer) -> None:
-    check_shared(layer, [50], G=1, R=3, num_shared=2)
+    check_shared(layer, [20, 5], G=1, R=1, num_shared=0)
 
 
 @pytest.mark.task(6)
 def test_the_shared_result_has_the_dtype_of_the_query(layer: Layer) -> None:
-    k_cache, v_cache, tables, dense = scattered([20, 30], 1, 16, 16, torch.float16, num_shared=1)
-    q = torch.randn(2, 2, 16).half()
-    arguments = (q, k_cache, v_cache, tables, torch.tensor([20, 30]), 1, 0.3)
-    done = run(layer, "paged_decode_shared in float16", layer.paged_decode_shared, *arguments)
-    expected = torch.cat([attention(q[s : s + 1], *kv, 0.3) for s, kv in enumerate(dense)])
-    expect_close("paged_decode_shared in float16", done["result"], expected, 3e-3)
+    check_shared(layer, [50], G=1, R=3, num_shared=2, dtype=torch.float16)

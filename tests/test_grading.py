@@ -32,11 +32,13 @@ from minipaged.course.grading import class_run
 from minipaged.course.grading.class_run import grade_class
 from minipaged.course.grading.grade import grade_submission
 from minipaged.course.grading.handout import make_gradescope, make_handout
-from minipaged.course.grading.package_view import copy_package, hidden_functions
+from minipaged.course.grading.package_view import copy_package, hidden_functions, package_files
+from minipaged.course.grading.remote import RemoteLayer
 from minipaged.course.grading.results import to_junit
-from minipaged.course.grading.sandbox import isolation
+from minipaged.course.grading.sandbox import Limits, isolation
 from minipaged.course.grading.submission import read_submission
 from minipaged.course.grading.wire import Wire
+from minipaged.course.seed import fill_new_memory
 from minipaged.course.tasks import find_chapter, graded_chapters, load_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +95,8 @@ def test_tensors_arrive_with_dtype_shape_and_numbers(dtype: torch.dtype, shape: 
 
 def test_a_view_keeps_its_strides() -> None:
     x = torch.arange(24.0).view(2, 3, 4)
-    for view in (x.transpose(0, 2), x[:, 1:, ::2], x[:1].expand(5, 3, 4), torch.ones(1).expand(7)):
+    one = torch.ones(2)
+    for view in (x.transpose(0, 2), x[:, 1:, ::2], x[:1].expand(5, 3, 4), one[:1].expand(7), one[::2]):
         came = across(view)
         assert torch.equal(came, view) and came.stride() == view.stride()
 
@@ -149,14 +152,28 @@ def test_what_a_chapter_asks_for_is_not_in_its_sandbox(chapter: Chapter, tmp_pat
     for task in load_tasks(ROOT, chapter):
         hidden = hidden_functions(ROOT, chapter, task.number)
         assert any(f"task {task.number}:" in message for message in hidden.values())
-    copy_package(tmp_path, hidden)
-    text = (tmp_path / "minipaged" / f"{chapter.stem}.py").read_text(encoding="utf-8")
+    copy_package(tmp_path, chapter, hidden)
+    file = tmp_path.joinpath(*chapter.module.split(".")).with_suffix(".py")
     if chapter.key != "ch06":  # its last task is not in the package
-        assert text.count("raise NotImplementedError('ch") >= 3
-    for file in tmp_path.rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        if text != (ROOT / file.relative_to(tmp_path)).read_text(encoding="utf-8"):
+        assert file.read_text(encoding="utf-8").count("raise NotImplementedError('ch") >= 3
+    originals = package_files()
+    for name in {file.relative_to(tmp_path / "minipaged").as_posix() for file in tmp_path.rglob("*.py")}:
+        text = (tmp_path / "minipaged" / name).read_text(encoding="utf-8")
+        if text != originals[name].read_text(encoding="utf-8"):
             ast.parse(text)
+
+
+@pytest.mark.parametrize(("key", "has_kernels"), [("ch05", False), ("ch11", True), ("ch12", True)])
+def test_the_same_answer_in_another_form_is_not_there_either(
+    key: str, has_kernels: bool, tmp_path: Path
+) -> None:
+    """PyTorch twins, numba's loops, and for all chapters but theirs the kernels."""
+    copy_package(tmp_path, find_chapter(ROOT, key), {})
+    there = {file.relative_to(tmp_path / "minipaged").as_posix() for file in tmp_path.rglob("*.py")}
+    kernels = {f"kernels/paged/triton_{name}.py" for name in ("decode", "fast")}
+    assert there & kernels == (kernels if has_kernels else set())
+    others = {"cpu_kernels.py", "kernels/paged/torch_twins.py"}
+    assert others <= package_files().keys() and not others & there
 
 
 # -- one submission ----------------------------------------------------------------------------------------
@@ -178,6 +195,20 @@ def test_the_same_seed_gives_the_same_grade(tmp_path: Path) -> None:
     first, again = (grade_submission(ROOT, tmp_path, [CH09], seed=7) for _ in range(2))
     assert first == again and first["extra_data"]["seed"] == 7 and "seed 7" in first["output"]
     assert [test["status"] for test in first["tests"]].count("failed") == 1 and 0 < first["score"] < 100
+
+
+def test_what_nobody_has_written_is_the_same_each_time(tmp_path: Path) -> None:
+    """Else an answer that reads it would fail now and pass now, for all seeds."""
+    torch.full((99,), 7.0)  # leaves something behind
+    fill_new_memory()
+    here = torch.empty(99)
+    fill_new_memory(False)
+    (tmp_path / f"{CH03.file_stem}.py").write_text("import torch\ntorch.full((99,), 7.0)")
+    layer = RemoteLayer(ROOT, CH03, tmp_path / f"{CH03.file_stem}.py", Limits())
+    layer.begin(1)
+    there = layer.given("torch").empty(99)
+    layer.close()
+    assert here.isnan().all() and there.isnan().all()
 
 
 MALFORMED = {
@@ -249,7 +280,8 @@ def test_junit_takes_any_text() -> None:
         "max_score": 1,
         "output": "\x00\x1b\ufffe<&",
     }
-    assert ElementTree.fromstring(to_junit({"tests": [test]}))[0][0].text == "???<&"
+    suite = ElementTree.fromstring(to_junit({"tests": [test], "output": "graded with seed 5\x00"}))
+    assert suite[0][0].text == "???<&" and suite[1].text == "graded with seed 5?"
 
 
 def test_a_hidden_check_shows_calls_and_values_but_nothing_that_it_expects(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels import sanitizer, triton_status
+from minipaged.kernels.addresses import FarTensor
 from minipaged.kernels.sanitizer import KernelFault, OutOfBounds, Race, UnwrittenRead, guarded, watch
 
 if not triton_status().interpret:
@@ -358,3 +359,33 @@ def test_a_compiled_kernel_cannot_be_watched(monkeypatch) -> None:
     monkeypatch.setattr(sanitizer, "triton_status", lambda: type(triton_status())(True, False))
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"), watch():
         pass
+
+
+@triton.jit
+def gather_kernel(x_ptr, index_ptr, out_ptr, stride_x, D, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
+    row, offs = tl.load(index_ptr + tl.program_id(0)), tl.arange(0, BLOCK_D)
+    if WIDE:
+        row = row.to(tl.int64)
+    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < D)
+    tl.store(out_ptr + tl.program_id(0) * D + offs, x, mask=offs < D)
+
+
+def test_an_offset_computed_in_32_bits_is_seen_in_a_tensor_that_only_claims_to_be_large() -> None:
+    x, index, out = torch.arange(15.0).view(3, 5), torch.tensor([2, 0, 2]).int(), torch.empty(3, 5)
+    far = x.as_subclass(FarTensor)
+    arguments = (far, index, out, far.stride(0), 5)
+    with watch() as report:
+        gather_kernel[(3,)](*arguments, BLOCK_D=8, WIDE=True)
+    assert torch.equal(out, x[[2, 0, 2]]) and report["x_ptr"].bytes_loaded == 3 * 5 * 4
+    with pytest.raises(OutOfBounds, match=re.escape("x_ptr[-2, 0], but x_ptr is [3, 5]")), watch():
+        gather_kernel[(3,)](*arguments, BLOCK_D=8, WIDE=False)
+    with pytest.raises(OutOfBounds, match=re.escape("loads x_ptr[2, 5]")), watch():
+        gather_kernel[(3,)](far, index, out, far.stride(0), 6, BLOCK_D=8, WIDE=True)
+
+
+def test_a_guarded_tensor_keeps_the_order_of_its_dimensions_and_what_lies_apart() -> None:
+    x = torch.randn(4, 2, 3)
+    assert torch.equal(guarded(x.transpose(0, 2)), x.transpose(0, 2))
+    assert guarded(x).stride() == (12, 4, 1) and guarded(x.transpose(0, 2)).stride() == (1, 4, 12)
+    assert guarded(torch.arange(6)[::2]).stride() == (2,) and guarded(torch.arange(6)).stride() == (1,)
+    assert guarded(torch.tensor(3.0)).item() == 3

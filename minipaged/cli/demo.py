@@ -24,6 +24,7 @@ from rich.text import Text
 
 from minipaged.cli import open_model, printable
 from minipaged.course.tasks import find_root
+from minipaged.kernels.interpreter import cause_of
 from minipaged.recording import Arrival, Frame, Recorder, save_recording
 
 if TYPE_CHECKING:
@@ -207,10 +208,11 @@ def _blaming(use: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         folder = Path(use.rpartition(":")[0]).resolve()
-        frames = traceback.extract_tb(error.__traceback__)
+        cause = cause_of(error)
+        frames = traceback.extract_tb(cause.__traceback__)
         theirs = [frame for frame in frames if folder in Path(frame.filename).resolve().parents]
         where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-        raise click.ClickException(f"with {use}: {type(error).__name__}: {error}{where}") from error
+        raise click.ClickException(f"with {use}: {type(cause).__name__}: {cause}{where}") from error
 
 
 def compare(theirs: Recorder, own: Recorder) -> int:

@@ -85,8 +85,8 @@ def handout(out: Path, gradescope: bool, chapters: tuple[str, ...]) -> None:
 
     \b
     Examples:
-      minipaged handout course-for-students
-      minipaged handout autograder --gradescope --chapters ch03
+      minipaged handout ../course-for-students
+      minipaged handout ../autograder --gradescope --chapters ch03
     """
     from minipaged.course.grading.handout import make_gradescope, make_handout
 

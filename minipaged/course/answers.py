@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_here
 from minipaged.course.report import ChapterReport, sort_results
@@ -105,15 +107,26 @@ def load_answers(root: Path, chapter: Chapter) -> list[Answer]:
 def judge(root: Path, chapter: Chapter, answer: Answer, quick: bool = False) -> Verdict:
     """Run the chapter's grader on one answer, in this process.
 
-    quick: of a wrong answer only the task that must fail, and only until it has, if it need not be named.
+    quick: of a wrong answer only the task that must fail, and only until it has, or until it is named.
     """
     solution = (root / "solutions" / f"{chapter.file_stem}.py").read_text(encoding="utf-8")
     tasks = [task for task in load_tasks(root, chapter) if not quick or answer.task in (None, task.number)]
     with TemporaryDirectory() as folder, io.StringIO() as sink, redirect_stdout(io.StringIO()):
         file = Path(folder) / f"{chapter.file_stem}.py"
         file.write_text(answer.text(solution), encoding="utf-8")
-        stop_early = quick and answer.task is not None and not answer.mistake
-        run_here(root, chapter, str(file), answer.task if quick else None, sink, int(stop_early))
+        plugins = [_UntilFailed(answer.mistake)] if quick and answer.task is not None else []
+        run_here(root, chapter, str(file), answer.task if quick else None, sink, plugins=plugins)
         lines = [json.loads(line) for line in sink.getvalue().splitlines()]
     results = [TestResult(**line) for line in lines if "running" not in line]
     return Verdict(answer, sort_results(chapter, tasks, results), results)
+
+
+class _UntilFailed:
+    """A pytest plugin that stops a run at the first failure, or at the first that names `mistake`."""
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if not self.mistake or getattr(call.excinfo and call.excinfo.value, "mistake", "") == self.mistake:
+            node.session.shouldstop = "judged"

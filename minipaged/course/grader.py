@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import gc
 import json
 import linecache
 import os
@@ -290,6 +291,10 @@ class _Watch:
         if self.has_timer:
             faulthandler.register(signal.SIGPROF, stack, chain=True)  # and then the signal ends the process
 
+    def pytest_collection_finish(self) -> None:
+        gc.freeze()  # all that was imported stays, and needn't be looked through
+        gc.enable()
+
     def pytest_runtest_setup(self) -> None:
         by_clock = self.limit_s
         if self.has_timer:
@@ -317,6 +322,7 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 def main(folder: Path) -> None:
     """The child's side: `folder` has the order, and takes what the tests say."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    gc.disable()  # imports leave no garbage, but looking for it takes half a second
     builtins.input = sys.breakpointhook = pdb.set_trace = _refuse
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     root, limit_s = Path(order.pop("root")), order.pop("limit_s")

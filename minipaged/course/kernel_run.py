@@ -14,20 +14,25 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels import triton_status
+from minipaged.kernels.addresses import FarTensor
+from minipaged.kernels.interpreter import cause_of
 from minipaged.kernels.sanitizer import KernelFault, guarded, watch
 
 
 def run_kernel(
-    function: Callable[..., Any], *arguments: Any, unwritten: Sequence[int] = (), gaps: bool = True
-) -> dict[str, Any]:
+    function: Callable[..., Any], *arguments: Any, unwritten: Sequence[int] = (), gaps: bool = True,
+    far: Sequence[int] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Call `function` on copies of the arguments.
 
     unwritten: the numbers of the arguments in which NaN marks what must not be read. gaps: put some between
-    the rows of every tensor, so that an index past a row's end is found; False keeps their strides.
+    the rows of every tensor, so that an index past a row's end is found; False keeps their strides. far: the
+    numbers of those that pretend to be so large that offsets need 64 bits (`FarTensor`).
 
     Returns "result"; "arguments", the copies as they are afterwards; "fault", what a kernel touched that it
-    must not, or ""; and "launches", for each launch its "kernel", "programs" (how many touched memory) and
-    "loaded" and "stored" (bytes by argument name), none where nothing is interpreted.
+    must not, or ""; "watched", whether kernels are interpreted, and so watched; and "launches", for each
+    watched launch its "kernel", "programs" (how many touched memory) and "loaded" and "stored" (bytes by
+    argument name).
 
     >>> run_kernel(copy_blocks, k_cache, v_cache, copies)["arguments"][0]
     """
@@ -35,20 +40,19 @@ def run_kernel(
     copies = [_copy(argument, interpreted and gaps) for argument in arguments]
     if not interpreted:
         result = function(*copies)
-        return {"result": _home(result), "arguments": _home(copies), "fault": "", "launches": []}
+        seen = {"fault": "", "watched": False, "launches": []}
+        return {"result": _home(result), "arguments": _home(copies), **seen}
+    given = [copy.as_subclass(FarTensor) if i in far else copy for i, copy in enumerate(copies)]
     from triton.runtime.errors import InterpreterError  # here, because there may be no triton
 
     result, fault = None, ""
     try:
         with watch(unwritten=[copies[number] for number in unwritten]) as report:
-            result = function(*copies)
+            result = function(*given)
     except KernelFault as error:
         fault = str(error)
     except InterpreterError as error:
-        cause: BaseException = error  # the innermost: what the kernel's own line raised
-        while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise cause  # noqa: B904
+        raise cause_of(error)  # noqa: B904
     launches = [
         {
             "kernel": launch.kernel,
@@ -58,7 +62,8 @@ def run_kernel(
         }
         for launch in report.launches
     ]
-    return {"result": result, "arguments": copies, "fault": fault, "launches": launches}
+    seen = {"fault": fault, "watched": True, "launches": launches}
+    return {"result": result, "arguments": copies, **seen}
 
 
 def _copy(argument: Any, gaps: bool) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import linecache
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -96,6 +97,14 @@ def _line_of(error: Exception, file: Path) -> int | None:
         return content.count(b"\n", 0, content.index(b"\0")) + 1
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
     return lines[-1] if lines else None
+
+
+def call_each(function: Callable[..., Any], arguments: Iterable[Sequence[Any]]) -> list[Any]:
+    """`[function(*each) for each in arguments]`, on the subject's side: thousands of calls in one message.
+
+    >>> layer.given("minipaged.course.layer").call_each(layer.uniform, [(42, 0, 0), (42, 0, 1)])
+    """
+    return [function(*each) for each in arguments]
 
 
 class Log:

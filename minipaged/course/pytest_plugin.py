@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from minipaged.chapters import CHAPTERS, Chapter
+from minipaged.course.seed import fill_new_memory
 
 ISOLATED = "isolated:"  # before the path of a file, in --impl
 STEMS = {f"test_{chapter.file_stem}": chapter for chapter in CHAPTERS}
@@ -65,7 +66,10 @@ def layer(request: pytest.FixtureRequest) -> Iterator[object]:
     if not impl.startswith(ISOLATED):
         from minipaged.course.layer import load_layer
 
-        yield load_layer(request.config.rootpath, chapter, impl)
+        subject = load_layer(request.config.rootpath, chapter, impl)
+        fill_new_memory()
+        yield subject
+        fill_new_memory(False)
         return
     from minipaged.course.grading.remote import RemoteLayer
     from minipaged.course.grading.sandbox import Limits

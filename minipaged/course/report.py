@@ -162,8 +162,9 @@ def _explain_mismatch(result: TestResult) -> list[str]:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """A label and a text, wrapped so that it stays beside its label."""
-    return wrap(_label(label), text)
+    """A label and a text, its lines wrapped so that they stay beside the label."""
+    first, *more = text.splitlines() or [""]
+    return sum((wrap(_label(""), line) for line in more), wrap(_label(label), first))
 
 
 def _label(title: str) -> str:

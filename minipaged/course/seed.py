@@ -1,12 +1,14 @@
-"""The seed of a run of graders: none for oneself, and a fresh one for each grade.
+"""The seed of a run of graders: none for oneself, and a fresh one for each grade. And what else is chance.
 
-Why it exists: if the tests' random numbers were always the same, answers to them could be written down. What
-it leaves out: Hypothesis, which gets the same seed by an option (`grader.py`).
+Why it exists: if the tests' random numbers were always the same, answers to them could be written down; and
+with one seed, a wrong answer must fail in the same way each time. What it leaves out: Hypothesis, which gets
+the same seed by an option (`grader.py`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,3 +28,13 @@ def generator(number: int) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(number + 1_000_003 * (run_seed() or 0))
+
+
+def fill_new_memory(on: bool = True) -> None:
+    """Have PyTorch, if it is loaded, fill what `torch.empty` gives with NaN or the largest integer.
+
+    An answer that reads what nobody has written would otherwise find what was there before: now it would
+    fail, and now pass.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_deterministic_debug_mode("warn" if on else "default")

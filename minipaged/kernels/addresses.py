@@ -5,6 +5,9 @@ So each tensor argument of a launch gets a region of 2^48 addresses of its own, 
 whatever a kernel adds to its pointer, up to 2^47 bytes either way, the sum still says which argument it was
 made from, and how far off it is. It becomes a real address only after it has been checked.
 
+What is said of a tensor's strides may be made up as well (`FarTensor`): so a kernel can be seen to compute an
+address in 32 bits, which is wrong from 2^31 elements on, without a tensor of that size.
+
 Left out: pointers to another type than their tensor's; they are checked by where they begin. Chapter 11.
 """
 
@@ -22,6 +25,7 @@ from torch import Tensor
 Array: TypeAlias = NDArray[Any]
 
 _REGION_BITS = 48  # region 0 is where real addresses are, so arguments are numbered from 1
+FAR = 1 << 30  # elements; twice that, and the rows behind it, are too far for an offset of 32 bits
 
 
 def region_of(addresses: Array) -> Array:
@@ -39,16 +43,31 @@ class AddressedTensor(Tensor):
         return self.address
 
 
+class FarTensor(Tensor):
+    """A tensor that says that its rows (in dimension 0) are `FAR` elements apart; only `watch` finds them.
+
+    Row 2 begins 2^31 elements behind row 0, or so a kernel is told. Example: `x.as_subclass(FarTensor)`.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def stride(self, dim: Any = None) -> Any:
+        strides = (FAR, *super().stride()[1:])
+        return strides if dim is None else strides[dim]
+
+
 class Argument:
     """Tensor argument `number` (from 1) of a launch: its made-up addresses, and which of them are elements.
 
-    An *offset* counts elements in memory from the tensor's first: offset 16 of a contiguous [5, 8] is [2, 0].
+    An *offset* counts elements from the tensor's first, by the strides that the kernel was told: offset 16 of
+    a contiguous [5, 8] is [2, 0].
     """
 
-    def __init__(self, number: int, name: str, tensor: Tensor) -> None:
+    def __init__(self, number: int, name: str, tensor: Tensor, strides: Sequence[int] = ()) -> None:
         self.name = name
         self.itemsize = tensor.element_size()
-        self.shape, self.strides = tuple(tensor.shape), tensor.stride()
+        self.shape, self.strides = tuple(tensor.shape), tuple(strides or tensor.stride())
+        self._skipped = self.strides[0] - tensor.stride(0) if strides else 0  # elements a row, of a FarTensor
         self._made_up = (number << _REGION_BITS) + (1 << (_REGION_BITS - 1))
         self._real = tensor.data_ptr()
         self._dims = _outermost_first(self.shape, self.strides)
@@ -62,7 +81,14 @@ class Argument:
 
     def real(self, addresses: Array) -> Array:
         """Where in memory the made-up addresses are. uint64 → uint64."""
-        return addresses - np.uint64(self._made_up) + np.uint64(self._real)
+        distances = (addresses - np.uint64(self._made_up)).astype(np.int64)
+        return self.in_memory(distances, self.itemsize).astype(np.uint64) + np.uint64(self._real)
+
+    def in_memory(self, distances: Array, itemsize: int = 1) -> Array:
+        """How far from the tensor's first element it really is, in elements of `itemsize`. int64 → int64."""
+        if not self._skipped:
+            return distances
+        return distances - distances // (FAR * itemsize) * (self._skipped * itemsize)
 
     def offsets(self, addresses: Array) -> Array:
         """How many elements lie between the tensor's first and each address. uint64 → int64."""

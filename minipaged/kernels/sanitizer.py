@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from minipaged.kernels import triton_status
-from minipaged.kernels.addresses import Argument, Array, region_of
+from minipaged.kernels.addresses import Argument, Array, FarTensor, region_of
 from minipaged.kernels.traffic import Launch, ProgramId, Report, TensorTraffic, Traffic
 
 _NAN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -113,12 +113,16 @@ def guarded(tensor: Tensor) -> Tensor:
     """A copy with a gap of one after each row, in every dimension; the gaps hold NaN or the largest integer.
 
     In a contiguous tensor, an index past the end of a row is the next row's beginning, and nobody can tell
-    that it is wrong. Here it falls into a gap, and `watch` refuses it. Example: `guarded(torch.zeros(2, 8))`
-    has strides (9, 1).
+    that it is wrong. Here it falls into a gap, and `watch` refuses it. The order of the dimensions in memory
+    stays, and elements that don't lie side by side get gaps between them. Example:
+    `guarded(torch.zeros(2, 8))` has strides (9, 1).
     """
     junk = float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
-    storage = torch.full([size + 1 for size in tensor.shape], junk, dtype=tensor.dtype, device=tensor.device)
-    return storage[tuple(slice(size) for size in tensor.shape)].copy_(tensor)
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)  # the outermost dimension first
+    sizes = [tensor.shape[dim] + 1 for dim in order] + [1 if 1 in tensor.stride() else 2]
+    storage = torch.full(sizes, junk, dtype=tensor.dtype, device=tensor.device)[..., 0]
+    in_place = storage.permute([order.index(dim) for dim in range(tensor.dim())])
+    return in_place[tuple(slice(size) for size in tensor.shape)].copy_(tensor)
 
 
 @contextmanager
@@ -147,6 +151,10 @@ def _garbage(dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "b":
         return np.True_
     return dtype.type(np.nan if dtype.kind == "f" else np.iinfo(dtype).max)
+
+
+def _near(argument: Any) -> Any:
+    return argument.as_subclass(Tensor) if isinstance(argument, FarTensor) else argument
 
 
 def _kernel_line() -> tuple[str, int]:
@@ -202,7 +210,9 @@ class _WatchedMemory:
             self.forget()
             self._launch = Launch(executor.fn.__name__)
             self.report.launches.append(self._launch)
-            args, kwargs = init_args(executor, args_dev, kwargs_dev)
+            args, kwargs = init_args(
+                executor, [_near(arg) for arg in args_dev], {k: _near(arg) for k, arg in kwargs_dev.items()}
+            )
             named = zip(executor.arg_names, args, args_dev, strict=False)
             return (
                 [self._addressed(name, arg, arg_dev) for name, arg, arg_dev in named],
@@ -214,7 +224,7 @@ class _WatchedMemory:
     def _addressed(self, name: str, arg: Any, arg_dev: Any) -> Any:
         if not isinstance(arg, Tensor):
             return arg
-        argument = Argument(len(self._arguments) + 1, name, arg)
+        argument = Argument(len(self._arguments) + 1, name, arg, arg_dev.stride())
         self._arguments.append(argument)
         self._launch.tensors[name] = TensorTraffic()
         # Views of one storage share what is known about it: programs may meet through different arguments.
@@ -294,7 +304,7 @@ class _WatchedMemory:
 
     def _note_load(self, argument: Argument, offsets: Array) -> None:
         (storage, start), program = self._storage_of[argument], self._program()
-        elements = offsets + start
+        elements = argument.in_memory(offsets) + start
         self._check_race(argument, offsets, "loads", storage.last_writer[elements], "stores it")
         fresh = elements[storage.first_reader[elements] == 0]
         storage.first_reader[fresh] = program
@@ -302,7 +312,7 @@ class _WatchedMemory:
 
     def _note_store(self, argument: Argument, offsets: Array) -> None:
         (storage, start), program = self._storage_of[argument], self._program()
-        elements = offsets + start
+        elements = argument.in_memory(offsets) + start
         self._check_race(argument, offsets, "stores", storage.last_writer[elements], "stores it too")
         self._check_race(argument, offsets, "stores", storage.first_reader[elements], "loads it")
         needed = int((storage.last_writer[elements] == 0).sum())

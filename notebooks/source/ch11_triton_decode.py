@@ -94,12 +94,27 @@ for name, bandwidth in (("A100", 2.039e12), ("H100", 3.35e12)):  # NVIDIA's data
 # These are limits, not measurements. (What a GPU of your own does, `minipaged bench kernels` says.) The way
 # to come near the first number is to move no byte twice, and that can be counted on any laptop.
 #
+# ## What a GPU is made of
+#
+# About a hundred *processors* (NVIDIA: streaming multiprocessors; 108 in an A100, 132 in an H100) and one
+# large memory, far from all of them. A processor computes on *registers*, 65,536 places of 32 bits, and has a
+# little *shared memory* of its own, about 200 kB. All that a kernel computes on must come from the large
+# memory first, and go back to it in the end; an access takes hundreds of cycles. So a processor keeps
+# many threads at hand, and whenever some wait for memory, others compute. Threads go in *warps*: 32 of them
+# that take every instruction together.
+#
+# Triton spares you threads and warps. You write what a group of them does as a whole, and the compiler deals
+# it out.
+#
 # ## Programs and lanes
 #
-# A kernel is a function that is run many times at once. Each run is a **program**, and the only thing that
-# tells one from another is its number, `tl.program_id(0)`. How many there are is written in brackets at the
-# launch. A program does not work on single numbers but on **tiles**, small arrays whose size is a power of
-# two; we call their places *lanes*.
+# A kernel is a function that is run many times at once. Each run is a **program** (in CUDA: a thread block).
+# One processor runs it, with 4 or 8 warps, and the only thing that tells one program from another is its
+# number, `tl.program_id(0)`. A program does not work on single numbers but on **tiles**, small arrays whose
+# size is a power of two; we call their places *lanes*. Tiles live in registers.
+#
+# `@triton.jit` makes a kernel of a function. An argument that is a `tl.constexpr` is known when the kernel is
+# compiled, as the size of a tile must be.
 
 # %%
 @triton.jit
@@ -111,6 +126,9 @@ def who_kernel(out_ptr, BLOCK: tl.constexpr):
 # %% [markdown]
 # A tensor comes as a **pointer** to its first element. `out_ptr + 5` points to the element 5 places further,
 # whatever its type. A pointer plus a tile is a tile of pointers, and `tl.store` stores to all of them.
+#
+# How many programs there are is said in brackets: `who_kernel[(3,)](out, BLOCK=4)` starts three. Our helper
+# `launch` below does just that, watched.
 #
 # **Predict.** 3 programs with tiles of 4. What does `out` hold afterwards, at places 4 to 7?
 
@@ -221,8 +239,9 @@ print(out.tolist() if report else table[[2, 0, 2]].tolist())
 
 # %% [markdown]
 # `.to(tl.int64)` matters in a large pool. A block's number times its stride passes 2³¹ in a cache of more
-# than two billion elements, and in 32 bits it becomes negative: the kernel reads memory before the cache. No
-# test with a small cache shows it.
+# than two billion elements, and in 32 bits it becomes negative: the kernel reads memory before the cache.
+# Tests with small caches don't show it. (The grader's caches are small, too, but they claim strides of 2³⁰,
+# and the watch plays along.)
 #
 # **Predict.** And if the index holds −1, for "nothing"?
 
@@ -281,20 +300,20 @@ check("ch11", task=5)
 # %% [markdown]
 # ## A softmax in a loop
 #
-# A tile must fit into the registers of one processor, so a long context comes in several. Chapter 5's online
-# softmax needs no more than a highest score, a total and a weighted sum, and corrects them when a higher
-# score comes. In a kernel it looks like this, for one query head and contiguous tensors:
+# A program's tiles must fit into its processor's registers, so a long context comes in several. Chapter 5's
+# online softmax needs no more than a highest score, a total and a weighted sum, and corrects them when a
+# higher score comes. In a kernel it looks like this, for one query head and contiguous tensors:
 
 # %%
 @triton.jit
 def one_head_kernel(q_ptr, k_ptr, v_ptr, table_ptr, out_ptr, context_len, scale, H, G,
-                    B: tl.constexpr, D: tl.constexpr, N: tl.constexpr):  # fmt: skip
+                    B: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     head, d = tl.program_id(0), tl.arange(0, D)
     q = tl.load(q_ptr + head * D + d)
     highest, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
     acc = tl.zeros([D], tl.float32)
-    for first in range(0, context_len, N):
-        position = first + tl.arange(0, N)
+    for first in range(0, context_len, TILE):
+        position = first + tl.arange(0, TILE)
         exists = position < context_len
         block = tl.load(table_ptr + position // B, mask=exists, other=0)
         row = (block * B + position % B) * G + head // (H // G)
@@ -326,7 +345,7 @@ expected = paged_attention(q, *pool, tables, lens, starts, scale)  # chapter 5's
 # %%
 out = torch.full((1, H, D), torch.nan)
 arguments = (q, *pool, block_table, out, context, scale, H, G)
-report = launch(one_head_kernel, (H,), *arguments, unwritten=list(pool), B=B, D=D, N=64)
+report = launch(one_head_kernel, (H,), *arguments, unwritten=list(pool), B=B, D=D, TILE=64)
 if report:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     print("equal to chapter 5's attention")
@@ -336,7 +355,7 @@ if report:
 
 # %%
 wrong = (q, *pool, block_table, out, context + 4, scale, H, G)
-ignored = launch(one_head_kernel, (H,), *wrong, unwritten=list(pool), B=B, D=D, N=64)
+ignored = launch(one_head_kernel, (H,), *wrong, unwritten=list(pool), B=B, D=D, TILE=64)
 
 # %% [markdown]
 # 256 elements are those 4 tokens, of one head. On a GPU they would have joined the mean, whatever they are.
@@ -364,8 +383,8 @@ if report:
 #
 # The way out is chapter 5's: the group are the *rows of a matrix*. A program takes a KV head and its
 # R = H / G query heads at once, as a tile [R, D]. Scores become a matrix product, `tl.dot`, for which GPUs
-# have units of their own. They take no side smaller than 16, so R is padded; rows that don't exist cost
-# arithmetic, which a decode has to spare.
+# have units of their own (NVIDIA: tensor cores). They take no side smaller than 16, so R is padded; rows that
+# don't exist cost arithmetic, which a decode has to spare.
 
 # %%
 packed = []
@@ -424,7 +443,7 @@ if compiled:
 # | runs programs one after the other | at once: races show, or don't |
 # | takes any shape for `tl.dot` | sides of 16 at least |
 # | a masked load without `other` gives 0 (the watch makes it NaN) | anything at all |
-# | computes fp32 in full | in tf32, unless `input_precision="ieee"` |
+# | multiplies fp32 in full | `tl.dot` in tf32, with 10 bits of 23, unless `input_precision="ieee"` |
 # | has memory without end | registers and shared memory are limited |
 #
 # `minipaged kernels` prints this report for every kernel and three GPUs, and finds 32-bit offsets as well.
@@ -502,12 +521,14 @@ if triton_status().installed:
 #
 # ## In vLLM this is …
 #
+# (Names as in vLLM 0.32.)
+#
 # | here | in vLLM |
 # |---|---|
 # | `store_kv` | `vllm/v1/attention/ops/triton_reshape_and_cache_flash.py`, `reshape_and_cache_kernel_flash` |
-# | its programs | there: a token, and up to 2,048 of its G · D elements |
+# | its programs | there: a token, and up to 2,048 of its G · D elements (512 before the H100) |
 # | the same in C++ | `vllm/_custom_ops.py`, `reshape_and_cache_flash` |
-# | `paged_decode`, `attend` | `vllm/v1/attention/ops/triton_unified_attention.py` |
+# | `paged_decode`, `attend` | `vllm/v1/attention/ops/triton_unified_attention.py`, its one kernel |
 # | the group as rows | the same file: BLOCK_M rows, `num_queries_per_kv` heads for each query |
 #
 # ## References
@@ -518,4 +539,5 @@ if triton_status().installed:
 #   [arXiv:1805.02867](https://arxiv.org/abs/1805.02867).
 # * Kwon et al.: *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP
 #   2023, [arXiv:2309.06180](https://arxiv.org/abs/2309.06180). Section 5.1 is about kernels.
-# * NVIDIA: *Parallel Thread Execution ISA*; data sheets of the A100 and H100 Tensor Core GPUs.
+# * NVIDIA: *Parallel Thread Execution ISA*; data sheets and architecture white papers of the A100 and H100
+#   Tensor Core GPUs (bandwidth; processors); *Hopper Tuning Guide* (registers, shared memory, warps).

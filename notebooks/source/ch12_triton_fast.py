@@ -68,7 +68,8 @@ def counts(done, tensor="k_cache_ptr"):
 # `paged_decode` put to work on it? The data sheets give two ends: bytes a second, and operations a second.
 
 # %%
-# NVIDIA's data sheets: A100 80GB SXM; H100 SXM. Dense bf16 on tensor cores.
+# NVIDIA's data sheets: A100 80GB SXM; H100 SXM. bf16 on tensor cores, dense: the H100's sheet prints twice
+# that, for matrices of which half is 0. Processors: the architecture white papers.
 GPUS = {
     "A100": {"bandwidth": 2.039e12, "flops": 312e12, "processors": 108},
     "H100": {"bandwidth": 3.35e12, "flops": 989e12, "processors": 132},
@@ -218,10 +219,11 @@ if status.installed:
     torch.testing.assert_close(run["result"][0, 0], merged, atol=1e-5, rtol=1e-5)
 
 # %% [markdown]
-# A piece may be empty: the pieces are as long as the longest context needs, and other sequences are shorter.
-# Then its weight is −∞ and its factor 2^(−∞) = 0. Two traps lie there. A sequence with no context at all has
-# nothing but empty pieces: −∞ − (−∞) is NaN, and so is 0 / 0. And a tile is a power of two, so of 4 lanes one
-# may stand for no piece; it must be loaded as −∞ too, because 0 would be a weight like any other.
+# A piece may be empty: every sequence gets the same number of pieces, and a short context, or none, has not
+# enough tiles for all. Then the piece's weight is −∞ and its factor 2^(−∞) = 0. Two traps lie there. A
+# sequence with no context at all has nothing but empty pieces: −∞ − (−∞) is NaN, and so is 0 / 0. And a tile
+# is a power of two, so of 4 lanes one may stand for no piece; it must be loaded as −∞ too, because 0 would be
+# a weight like any other.
 #
 # **Your turn:** task 3 ★★, the merge kernel (20 points, about 15 minutes).
 
@@ -263,8 +265,8 @@ for length, n in ((1024, 4), (131_072, 33)):
     print(f"context {length:>7,} in {n:>2} pieces: {extra / kv:.2%} more bytes than K and V")
 
 # %% [markdown]
-# This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, 2023), and vLLM's Triton backend does the same for
-# long contexts and small batches.
+# This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, 2023). vLLM's Triton backend does the same for small
+# batches: always 16 pieces, whenever it would start at most 128 programs without.
 #
 # **Your turn:** task 4 ★★, the split kernel (20 points, about 20 minutes).
 
@@ -381,25 +383,37 @@ check("ch12", task=6)
 if status.installed:
     from minipaged.kernels.compile_report import compile_report
 
-    for compiled in compile_report(["sm_90"], names=["paged_decode_split bf16 D128"]):
-        print(f"{compiled.kernel}: widest load {max(compiled.loads)} bits, {compiled.spilled} bytes spilled;",
-              "problems:", compiled.problems or "none")
+    compiled = list(compile_report(["sm_90"], names=["paged_decode_split bf16 D128"]))
+    for one in compiled:
+        print(f"{one.kernel}: widest load {max(one.loads)} bits, {one.spilled} bytes spilled;",
+              "problems:", one.problems or "none")
 
 # %% [markdown]
-# Registers and shared memory decide how many programs a processor holds at once, its **occupancy**. A
-# processor of an H100 has 65,536 registers (CUDA programming guide, compute capability 9.0). Two programs are
-# what `choose_num_splits` counts on:
+# And how many programs can a processor hold at once? The threads of all of them share its 65,536 registers,
+# 32 threads in each warp. The share of its places for warps that is taken, of 64 on an H100, is its
+# **occupancy**. High is not good in itself: few warps that compute beat many that wait. But
+# `choose_num_splits` counts on two programs at a time.
+#
+# **Predict.** A program has 4 warps, and its threads take 128 registers each. How many fit?
 
 # %%
-def programs_per_processor(registers_per_thread, num_warps, registers=65_536):
+def programs_per_processor(registers_per_thread, num_warps=4, registers=65_536):
     return registers // (registers_per_thread * num_warps * 32)
 
 for used in (64, 128, 255):
-    print(f"{used:>3} registers a thread, 4 warps: {programs_per_processor(used, 4)} programs on a processor")
+    n = programs_per_processor(used)
+    print(f"{used:>3} registers a thread, 4 warps: {n} programs, occupancy {4 * n / 64:.0%}")
+
+# %%
+if status.installed:
+    split = compiled[0]
+    by_registers, by_memory = programs_per_processor(split.registers), 228 * 1024 // split.shared
+    print(f"{split.kernel}: {by_registers} programs by its registers, {by_memory} by its shared memory")
+    assert min(by_registers, by_memory) >= triton_fast.PROGRAMS_PER_PROCESSOR
 
 # %% [markdown]
-# (Threads, shared memory and a fixed maximum limit it as well; registers are what attention runs out of
-# first.)
+# **Explain.** 65,536 / (128 · 4 · 32) = 4. The split kernel leaves room for the two that the number of pieces
+# counts on, in registers and in the 228 KB of shared memory (these limits: NVIDIA's *Hopper Tuning Guide*).
 #
 # ## Your kernels in the engine
 #
@@ -470,14 +484,18 @@ if status.installed:
 #
 # ## In vLLM this is …
 #
+# (Names as in vLLM 0.32.)
+#
 # | here | in vLLM |
 # |---|---|
-# | `decode_pieces` | `vllm/v1/attention/ops/triton_unified_attention.py`, its kernel in 3D form |
+# | `decode_pieces` | `vllm/v1/attention/ops/triton_unified_attention.py`, its kernel on a 3D grid |
 # | `merge_pieces` | the same file, `reduce_segments` |
-# | `paged_prefill` | the same file, the 2D form: BLOCK_Q queries in BLOCK_M rows |
-# | two pieces, one shared | `vllm/v1/attention/backends/flash_attn.py`, `cascade_attention` |
-# | its merge | `vllm/v1/attention/ops/merge_attn_states.py` |
-# | when it pays | `flash_attn.py`, `use_cascade_attention` |
+# | `paged_prefill` | the same kernel on a 2D grid: BLOCK_Q queries in BLOCK_M rows |
+# | `choose_num_splits` | `vllm/v1/attention/backends/triton_attn.py`, `NUM_PAR_SOFTMAX_SEGMENTS` |
+# | when it splits | the same file, `MIN_LAUNCH_GRID_SIZE_2D` |
+# | two attentions merged | `vllm/v1/attention/ops/merge_attn_states.py` |
+#
+# A prefix that is read once for all was *cascade attention* in earlier versions; vLLM 0.32 has it no more.
 #
 # ## References
 #
@@ -489,5 +507,5 @@ if status.installed:
 #   architectures*, Communications of the ACM 52(4), 2009.
 # * Milakov, Gimelshein: *Online normalizer calculation for softmax*, 2018,
 #   [arXiv:1805.02867](https://arxiv.org/abs/1805.02867).
-# * NVIDIA: data sheets of the A100 and H100 Tensor Core GPUs; *CUDA C++ Programming Guide*, table of compute
-#   capabilities.
+# * NVIDIA: data sheets and architecture white papers of the A100 and H100 Tensor Core GPUs; *Hopper Tuning
+#   Guide*, sections Occupancy and Shared Memory.

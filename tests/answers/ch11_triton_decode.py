@@ -2,7 +2,9 @@
 
 from minipaged.course.answers import Answers
 
+NO_KERNEL = "it was computed without a kernel"
 NO_MASK = "lanes that have no element load or store: a mask is missing or too wide"
+OUTSIDE = "none of the lanes has an element: the address is wrong, or nothing is masked"
 MEET = "two programs write the same elements: the program's number is missing in an address"
 GARBAGE = "slots that hold no token were read"
 ROW_0 = "every row was multiplied by factors[0]"
@@ -23,6 +25,7 @@ NAN_WITHOUT_CONTEXT = "without context it is 0 / 0"
 DEALT_OUT = "query head h read KV head h % G: neighbours share one, h // (H / G)"
 FIRST_GROUP = "every program served the query heads of the first group"
 PER_HEAD = "K was loaded once for each query head, not once for the group"
+NARROW = "an offset was computed in 32 bits: in a tensor of 2^31 elements and more it gets negative"
 NEW_LOADED = "the new token's row was loaded back from the cache that it was just stored to"
 
 answers = Answers("ch11")
@@ -34,6 +37,7 @@ ADD_MASK = "    mask = offs < n  # n is seldom a multiple of BLOCK\n"
 ADD_STORE = "    tl.store(out_ptr + offs, x + y, mask=mask)\n"
 
 answers.wrong("no mask", task=1, mistake=NO_MASK, edits=[(ADD_MASK, "    mask = offs >= 0\n")])
+answers.wrong("PyTorch adds", task=1, mistake=NO_KERNEL, edits=[("    _add_kernel[(triton.cdiv(len(x), ADD_BLOCK),)](x, y, out, len(x), BLOCK=ADD_BLOCK)\n    return out", "    return x + y")])
 answers.wrong("one lane too few", task=1, edits=[(ADD_MASK, "    mask = offs < n - 1\n")])
 answers.wrong("every program takes the first elements", task=1, mistake=MEET, edits=[(ADD_OFFS, "    offs = tl.arange(0, BLOCK)\n")])
 answers.wrong("x twice", task=1, mistake=READ_TWICE, edits=[
@@ -60,12 +64,14 @@ GATHER_LOAD = "    values = tl.load(table_ptr + row * stride_tn + columns * stri
 GATHER_STORE = "    tl.store(out_ptr + i * stride_om + columns * stride_od, values, mask=exists)\n"
 
 answers.wrong("no `other`", task=3, mistake=NO_OTHER, edits=[(GATHER_LOAD, GATHER_LOAD.replace(", other=0.0", ""))])
-answers.wrong("-1 is a row like any other", task=3, mistake=NO_MASK, edits=[(GATHER_LOAD, GATHER_LOAD.replace("exists & (row >= 0)", "exists"))])
+answers.wrong("-1 is a row like any other", task=3, mistake=OUTSIDE, edits=[(GATHER_LOAD, GATHER_LOAD.replace("exists & (row >= 0)", "exists"))])
 answers.wrong("loads row 0 for -1, and forgets it", task=3, edits=[
     (GATHER_LOAD, "    values = tl.load(table_ptr + tl.maximum(row, 0) * stride_tn + columns * stride_td, mask=exists, other=0.0)\n    values = tl.where(row >= 0, values, 0.0)\n"),
 ])  # fmt: skip
 answers.wrong("nothing is stored for -1", task=3, edits=[(GATHER_STORE, GATHER_STORE.replace("mask=exists", "mask=exists & (row >= 0)"))])
 answers.wrong("columns without a mask", task=3, mistake=NO_MASK, edits=[("    exists = columns < D\n", "    exists = columns >= 0\n")])
+answers.wrong("the number of the row in 32 bits", task=3, mistake=NARROW, edits=[(GATHER_ROW, GATHER_ROW.replace(".to(tl.int64)", ""))])
+answers.wrong("an index without a stride", task=3, edits=[(GATHER_ROW, GATHER_ROW.replace("i * stride_it", "i"))])
 
 # -- task 4 ------------------------------------------------------------------------------------------
 
@@ -79,6 +85,7 @@ answers.wrong("lanes behind the end are 0", task=4, mistake=GHOSTS, edits=[(SUM_
 answers.wrong("plain exponentials", task=4, mistake=NO_HIGHEST, edits=[(SUM_HIGHEST, "        new_highest = tl.full([], 0.0, tl.float32)\n")])
 answers.wrong("the highest of this tile only", task=4, edits=[(SUM_HIGHEST, "        new_highest = tl.max(x, axis=0)\n"), (SUM_TOTAL, SUM_TOTAL.replace("highest - new_highest", "tl.minimum(highest - new_highest, 0.0)"))])
 answers.wrong("one tile only", task=4, edits=[("    for first in range(0, N, BLOCK):\n        columns = first", "    for first in range(0, 1):\n        columns = first")])
+answers.wrong("lanes behind the end are -10,000", task=4, edits=[(SUM_LOAD, SUM_LOAD.replace('float("-inf")', "-1e4"))])
 answers.wrong("two passes", task=4, mistake=READ_TWICE, edits=[
     ("    for first in range(0, N, BLOCK):\n        columns = first",
      "    for first in range(0, N, BLOCK):\n        offs = first + tl.arange(0, BLOCK)\n"
@@ -98,11 +105,17 @@ STORE_V_AT = "        v_slot_ptr = v_cache_ptr + block * stride_vcn + row * stri
 STORE_K = "        tl.store(k_slot_ptr + offs_g * stride_kcg + offs_d * stride_kcd, k, mask=mask)\n"
 STORE_V = "        tl.store(v_slot_ptr + offs_g * stride_vcg + offs_d * stride_vcd, v, mask=mask)\n"
 
-answers.wrong("padding is stored before the first slot", task=5, mistake=NO_MASK, edits=[(STORE_IF, "    if slot >= -1:\n")])
+answers.wrong("padding is stored before the first slot", task=5, mistake=OUTSIDE, edits=[(STORE_IF, "    if slot >= -1:\n")])
 answers.wrong("padding is loaded, and not stored", task=5, mistake=PADDING_LOADED, edits=[
     (STORE_IF, "    written = slot >= 0\n    if token >= 0:\n"),
     (STORE_K, STORE_K.replace("mask=mask", "mask=mask & written")), (STORE_V, STORE_V.replace("mask=mask", "mask=mask & written")),
 ])  # fmt: skip
+answers.wrong("PyTorch stores", task=5, mistake=NO_KERNEL, edits=[("    T, G, D = k.shape\n    if T == 0:\n        return\n", """    stored, B = slot_mapping >= 0, k_cache.shape[1]
+    slots = slot_mapping[stored].long()
+    k_cache[slots // B, slots % B], v_cache[slots // B, slots % B] = k[stored], v[stored]
+    return
+    T, G, D = k.shape
+""")])
 answers.wrong("slot 0 is padding", task=5, edits=[(STORE_IF, "    if slot > 0:\n")])
 answers.wrong("V is forgotten", task=5, mistake=ONLY_K, edits=[(STORE_V, "")])
 answers.wrong("K and V exchanged", task=5, mistake=EXCHANGED, edits=[
@@ -114,6 +127,10 @@ answers.wrong("V's cache by K's strides", task=5, edits=[
     (STORE_V_AT, STORE_V_AT.replace("stride_v", "stride_k")), (STORE_V, STORE_V.replace("stride_v", "stride_k")),
 ])  # fmt: skip
 answers.wrong("k taken for contiguous", task=5, edits=[(STORE_LOAD_K, "        k = tl.load(k_ptr + (token * G + offs_g) * D + offs_d, mask=mask)\n")])
+answers.wrong("v by k's strides", task=5, edits=[(STORE_LOAD_V, STORE_LOAD_V.replace("stride_v", "stride_k"))])
+answers.wrong("slots without a stride", task=5, edits=[("slot_mapping_ptr + token * stride_st", "slot_mapping_ptr + token")])
+answers.wrong("block and row exchanged", task=5, mistake=OUTSIDE, edits=[(STORE_PLACE, "        block, row = slot % B, slot // B\n")])
+answers.wrong("the slot in 32 bits", task=5, mistake=NARROW, edits=[("    slot = tl.load(slot_mapping_ptr + token * stride_st).to(tl.int64)\n", "    slot = tl.load(slot_mapping_ptr + token * stride_st)\n")])
 
 # -- task 6 ------------------------------------------------------------------------------------------
 
@@ -150,6 +167,15 @@ answers.wrong("the highest is not kept", task=6, edits=[(KEPT, "    ### END SOLU
 answers.wrong("one highest for all rows", task=6, edits=[(HIGHEST, "        new_highest = tl.maximum(highest, tl.max(tl.max(scores, axis=1), axis=0))\n")])
 answers.wrong("blocks of V taken for contiguous", task=6, edits=[(OFFS_V, "        offs_v = (block * B + row) * D + offs_d[None, :]\n")])
 answers.wrong("K is loaded twice", task=6, mistake=READ_TWICE, edits=[(LOAD_K, LOAD_K + LOAD_K)])
+answers.wrong("K by V's strides", task=6, edits=[
+    ("        offs_k = block * stride_kn + row * stride_kb + offs_d[None, :] * stride_kd\n", "        offs_k = block * stride_vn + row * stride_vb + offs_d[None, :] * stride_vd\n"),
+])  # fmt: skip
+answers.wrong("a table without a stride", task=6, edits=[(TABLE, TABLE.replace(" * stride_tm", ""))])
+answers.wrong("the block's number in 32 bits", task=6, mistake=NARROW, edits=[(PLACE, "        block, row = block[:, None], (position % B)[:, None]\n")])
+answers.wrong("hidden scores are -10,000", task=6, edits=[(HIDE, HIDE.replace('float("-inf")', "-1e4"))])
+answers.wrong("one block a tile", task=6, edits=[
+    (TABLE, "        block = tl.load(table_ptr + (first // B) * stride_tm + tl.zeros([BLOCK_N], tl.int64), mask=exists, other=0)\n"),
+])  # fmt: skip
 answers.wrong("starts with the first tile, whatever the start", task=6, edits=[("    for first in range(start, end, BLOCK_N):\n", "    for first in range(0, end, BLOCK_N):\n")])
 
 # -- task 7 ------------------------------------------------------------------------------------------
@@ -183,6 +209,9 @@ answers.wrong("q taken for contiguous", task=7, edits=[
     (DECODE_Q, DECODE_Q.replace("seq * stride_qs + offs_q", "(seq * tl.num_programs(1) * R + heads[:, None]) * D + offs_d[None, :]")),
 ])  # fmt: skip
 answers.wrong("stored by q's strides", task=7, edits=[(DECODE_STORE, DECODE_STORE.replace("seq * stride_os", "seq * stride_qs"))])
+answers.wrong("sums in the dtype of q", task=7, edits=[
+    (ACC, '        acc = (acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")).to(q.dtype).to(tl.float32)\n'),
+])  # fmt: skip
 answers.wrong("one head after another", task=7, mistake=PER_HEAD, edits=[
     ("    visible = tl.zeros([BLOCK_R], tl.int32) + context_len  # the newest token sees all of its context\n",
      "    visible = tl.zeros([BLOCK_R], tl.int32) + context_len\n    for r in range(R - 1):\n"
@@ -212,6 +241,7 @@ answers.wrong("the new token counts twice", task=8, edits=[
     (BOTH_ATTEND, BOTH_ATTEND.replace("num_earlier", "num_earlier + 1")), (BOTH_VISIBLE, BOTH_VISIBLE.replace("num_earlier", "num_earlier + 1")),
 ])  # fmt: skip
 answers.wrong("only K is stored", task=8, mistake=ONLY_K, edits=[(BOTH_V, "")])
+answers.wrong("K stored by V's strides", task=8, edits=[(BOTH_K, BOTH_K.replace("stride_kcn", "stride_vcn").replace("stride_kcb", "stride_vcb"))])
 answers.wrong("without the new token", task=8, edits=[(BOTH_MERGE, "    total = tl.where(total > 0, total, 1.0)\n")])
 answers.wrong("nothing shrinks", task=8, mistake=NOT_RESCALED, edits=[(BOTH_MERGE, BOTH_MERGE.replace("total * shrink", "total").replace("acc * shrink[:, None]", "acc"))])
 
@@ -245,4 +275,15 @@ answers.right("a while loop, a reciprocal, the merge written otherwise", edits=[
     (BOTH_MERGE, """    total, acc = weight + shrink * total, weight[:, None] * v[None, :].to(tl.float32) + shrink[:, None] * acc
 """),
     (BOTH_SCORE, "    score = tl.sum(q.to(tl.float32) * (k.to(tl.float32) * scale)[None, :], axis=1) / 0.6931471805599453\n"),
+])  # fmt: skip
+answers.right("programs interleaved, a plain `if` for padding, K loaded transposed, rows clamped to the table", edits=[
+    (ADD_OFFS, "    offs = tl.program_id(0) + tl.arange(0, BLOCK) * tl.num_programs(0)\n"),
+    (GATHER_LOAD, "    values = tl.zeros([BLOCK], table_ptr.dtype.element_ty)\n    if row >= 0:\n        values = tl.load(table_ptr + row * stride_tn + columns * stride_td, mask=exists, other=0.0)\n"),
+    (SUM_LOAD, "        x = tl.load(x_ptr + row * stride_xm + columns * stride_xn, mask=columns < N, other=0.0)\n        x = tl.where(columns < N, x, -1e38)\n"),
+    ("        offs_g = tl.arange(0, BLOCK_G)[:, None].to(tl.int64)\n        offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)\n",
+     "        flat = tl.arange(0, BLOCK_G * BLOCK_D)\n        offs_g, offs_d = (flat // D).to(tl.int64), (flat % D).to(tl.int64)\n"),
+    (STORE_MASK, "        mask = flat < G * D  # arange"),
+    (TABLE, "        block = tl.load(table_ptr + (tl.minimum(position, end - 1) // B).to(tl.int64) * stride_tm)\n"),
+    (LOAD_K, "        k = tl.load(k_ptr + tl.trans(offs_k), mask=tl.trans(mask), other=0.0).to(q.dtype)\n"),
+    (SCORES, '        scores = tl.dot(q, k, input_precision="ieee") * scale / 0.6931471805599453\n'),
 ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from minipaged.course.answers import Answers
 
+NO_KERNEL = "it was computed without a kernel"
 ROUNDED_UP = "the number of pieces was rounded up: some processors get a third program"
 TOO_SHORT = "a piece is shorter than MIN_SPLIT_LEN tokens"
 WITHOUT_LIMIT = "more pieces than MAX_SPLITS"
@@ -81,6 +82,10 @@ answers.wrong("short pieces rounded up", task=1, edits=[
 # -- task 2 ------------------------------------------------------------------------------------------
 
 answers.wrong("V is left out", task=2, mistake=ONLY_K, edits=[(STORE_V, "")])
+answers.wrong("PyTorch copies", task=2, mistake=NO_KERNEL, edits=[("    BLOCK_ROWS = min(", """    src, dst = copies.long().T
+    k_cache[:, dst], v_cache[:, dst] = k_cache[:, src], v_cache[:, src]
+    return
+    BLOCK_ROWS = min(""")])
 answers.wrong("dst to src", task=2, mistake=BACKWARDS, edits=[
     (LOAD_K, LOAD_K.replace("src", "dst")), (STORE_K, STORE_K.replace("dst", "src")),
     (LOAD_V, LOAD_V.replace("src", "dst")), (STORE_V, STORE_V.replace("dst", "src")),
@@ -98,6 +103,7 @@ answers.wrong("slot and head exchanged", task=2, edits=[
     (SLOT, "    slot, head = (offs_row % G).to(tl.int64)[:, None], (offs_row // G).to(tl.int64)[:, None]\n"),
 ])  # fmt: skip
 answers.wrong("V with K's strides", task=2, edits=[(OFFS_V, "    offs_v = offs_k\n")])
+answers.wrong("a head's elements side by side", task=2, edits=[(OFFS_K, OFFS_K.replace("offs_d * stride_kd", "offs_d"))])
 answers.wrong("a block is taken for contiguous", task=2, edits=[
     (OFFS_K, "    offs_k = layer * stride_kl + offs_row.to(tl.int64)[:, None] * D + offs_d\n"),
 ])  # fmt: skip
@@ -108,6 +114,9 @@ answers.wrong("loads every source twice", task=2, edits=[
 # -- task 3 ------------------------------------------------------------------------------------------
 
 answers.wrong("the plain mean", task=3, mistake=PLAIN_MEAN, edits=[(EXP, "    weights = tl.where(exists, 1.0, 0.0)")])
+answers.wrong("PyTorch merges", task=3, mistake=NO_KERNEL, edits=[("    out_dtype, _ = compute_dtypes(dtype)\n    out = torch.empty(S, H, D, dtype=out_dtype, device=pieces.device)\n    _merge", """    shares = torch.exp2(weights - weights.amax(dim=-1, keepdim=True).clamp(min=-1e9))[..., None]
+    return ((shares * pieces).sum(dim=2) / shares.sum(dim=2).clamp(min=1e-9)).to(dtype)
+    _merge""")])
 answers.wrong("e instead of 2", task=3, mistake=BASE_E, edits=[(EXP, EXP.replace("tl.exp2", "tl.exp"))])
 answers.wrong("not divided", task=3, mistake=NOT_DIVIDED, edits=[
     (MEAN, "    out = tl.sum(weights[:, None] * pieces, axis=0)\n"),
@@ -133,6 +142,12 @@ answers.wrong("to the end of the context", task=4, edits=[(END, "    end = conte
 answers.wrong("past the end of the context", task=4, edits=[(END, "    end = start + split_len")])
 answers.wrong("the rest is left over", task=4, edits=[(SPLIT_LEN, "    split_len = context_len // num_splits // BLOCK_N * BLOCK_N")])
 answers.wrong("no whole tiles", task=4, edits=[(SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits)")])
+answers.wrong("a tile more where pieces are whole tiles", task=4, edits=[
+    (SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits) // BLOCK_N * BLOCK_N + BLOCK_N"),
+])  # fmt: skip
+answers.wrong("an empty piece weighs 2^0", task=4, edits=[
+    (STORE_W, STORE_W.replace("highest + tl.log2(total)", "tl.where(start < end, highest + tl.log2(total), 0.0)")),
+])  # fmt: skip
 answers.wrong("reads to the end, and masks the rest", task=4, mistake=READ_TWICE, edits=[
     (END, "    end = context_len"),
     (PIECE_VISIBLE, "    visible = tl.zeros([BLOCK_R], tl.int32) + tl.minimum(start + split_len, context_len)\n    acc, total, highest"),
@@ -224,4 +239,10 @@ answers.right("a chain of conditions instead of min and max", edits=[
 answers.right("the shared part in two pieces, merged once with the rest", edits=[
     ("torch.full_like(context_lens[:1], num_tokens), scale, 1\n", "torch.full_like(context_lens[:1], num_tokens), scale, 2\n"),
     (BACK, "    pieces = shared[0].view(G, S, R, 2, D).transpose(0, 1).reshape(S, H, 2, D)\n    weights = shared[1].view(G, S, R, 2, 1).transpose(0, 1).reshape(S, H, 2, 1)\n"),
+])  # fmt: skip
+answers.right("heads outermost in a block, rows that are no query see nothing, powers of e in the merge", edits=[
+    (SLOT, "    slot, head = (offs_row % B).to(tl.int64)[:, None], (offs_row // B).to(tl.int64)[:, None]\n"),
+    (EXP, "    weights = tl.exp((weights - tl.where(highest > float('-inf'), highest, 0.0)) * 0.6931471805599453)"),
+    (SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits * BLOCK_N) * BLOCK_N"),
+    (VISIBLE, "        visible = tl.where(is_query, num_earlier + query + 1, 0)\n"),
 ])  # fmt: skip

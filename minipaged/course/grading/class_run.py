@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from minipaged.chapters import Chapter
 from minipaged.course.grader import kill_children
 from minipaged.course.grading.grade import Grade, fresh_seed, grade_submission
-from minipaged.course.grading.package_view import PACKAGE
+from minipaged.course.grading.package_view import package_files
 from minipaged.course.grading.results import to_json, write_whole
 from minipaged.course.grading.submission import read_submission
 
@@ -70,7 +70,7 @@ def _plan(root: Path, target: Path, chapters: list[Chapter], seed: int | None) -
 
 def _version(root: Path, chapters: list[Chapter]) -> str:
     """A text that changes with the tests, and with what of the package may matter to them."""
-    files = sorted(PACKAGE.rglob("*.py"))
+    files = [file for _, file in sorted(package_files().items())]
     files += [file for one in chapters for file in sorted((root / "tests").rglob(f"test_{one.file_stem}.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 

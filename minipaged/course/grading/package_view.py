@@ -2,14 +2,18 @@
 
 `from minipaged import BlockAllocator` would be the whole answer to chapter 3. So the sandbox gets a copy of
 the package in which those functions are what they are in a fresh exercise: they raise NotImplementedError.
-The exercises themselves say which: every function that has a task in it. What it leaves out: anybody can read
-the package's source at home. Copying from it is not cheating the grader, but somebody to talk with.
+The exercises themselves say which: every function that has a task in it. Files that hold the same answers in
+another form are not there at all: the kernels' PyTorch twins, numba's loops, and the kernels themselves for
+all chapters but theirs. What it leaves out: anybody can read the package's source at home. Copying from it is
+not cheating the grader, but somebody to talk with.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import minipaged
@@ -19,11 +23,23 @@ PACKAGE = Path(str(minipaged.__file__)).parent
 # In these chapters, the tests give a task what another task of the chapter builds. There, only the functions
 # of the task itself are taken out; elsewhere all of the chapter's.
 BY_TASK = ("ch06",)
+KERNELS = "kernels/paged"  # where the kernels are in the package
+OTHER_ANSWERS = ("cpu_kernels.py", f"{KERNELS}/torch_twins.py")
 _STUB = re.compile(r"task (\d+): ")
 
 Functions = dict[str, str]  # "BlockAllocator.free": what its stub says
 
 
+def package_files() -> dict[str, Path]:
+    """The package's Python files by their paths within it; those of kernels/ too, which may lie elsewhere."""
+    files = {file.relative_to(PACKAGE).as_posix(): file for file in PACKAGE.rglob("*.py")}
+    kernels = find_spec("minipaged.kernels.paged")
+    if kernels is not None and kernels.origin is not None:
+        files |= {f"{KERNELS}/{file.name}": file for file in Path(kernels.origin).parent.glob("*.py")}
+    return files
+
+
+@cache
 def hidden_functions(root: Path, chapter: Chapter, task: int) -> Functions:
     """The functions that are taken out while `task` is judged, by qualified name."""
     file = root / "exercises" / "originals" / f"{chapter.file_stem}.py"
@@ -41,12 +57,16 @@ def hidden_functions(root: Path, chapter: Chapter, task: int) -> Functions:
     return hidden
 
 
-def copy_package(target: Path, hidden: Functions) -> None:
-    """Write the package's Python files to target/minipaged, without the functions in `hidden`."""
+def copy_package(target: Path, chapter: Chapter, hidden: Functions) -> None:
+    """Write the package's Python files to target/minipaged, without the functions in `hidden`, and without
+    other answers to the chapter's tasks."""
+    is_kernels = chapter.module.startswith("minipaged.kernels.")
     names = "|".join(re.escape(name.split(".")[-1]) for name in hidden)
     may_define = re.compile(rf"\bdef ({names})\b")
-    for file in PACKAGE.rglob("*.py"):
-        copy = target / "minipaged" / file.relative_to(PACKAGE)
+    for name, file in package_files().items():
+        if name in OTHER_ANSWERS or (name.startswith(KERNELS) and not is_kernels):
+            continue
+        copy = target / "minipaged" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         text = file.read_text(encoding="utf-8")
         copy.write_text(_without(text, hidden) if may_define.search(text) else text, encoding="utf-8")

@@ -244,6 +244,7 @@ class RemoteLayer:
         self._hidden: Functions | None = None
         self._folder = Path()
         self._connection: Connection | None = None
+        self._definitions: dict[str, Remote] = {}  # functions and classes of the file, asked for once
         self._is_hopeless: Exception | None = None  # the file can't be imported, or too much has gone wrong
         sandbox.adopt_orphans()
 
@@ -269,11 +270,16 @@ class RemoteLayer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in self._definitions:
+            return self._definitions[name]
         try:
-            return getattr(self._module, name)
+            value = getattr(self._module, name)
         except AttributeError:
             wanted, came = f"a definition of {name}", "none; it may have been renamed"
             raise MissingName(f"{self._file.name}: {name}", wanted, came) from None
+        if isinstance(value, Remote):
+            self._definitions[name] = value
+        return value
 
     def settle(self) -> None:
         """Tell the submission, and hear from it, which lists, dictionaries and tensors have changed."""
@@ -289,6 +295,7 @@ class RemoteLayer:
         if self._connection is not None:
             sandbox.stop(self._connection.process)
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._definitions.clear()
             self._num_deaths += self._connection.gone is not None
             self._connection = None
         if self._num_deaths >= MAX_DEATHS:
@@ -299,7 +306,7 @@ class RemoteLayer:
             raise self._is_hopeless
         self._hidden, self._folder = hidden, Path(tempfile.mkdtemp(prefix="minipaged-grade-"))
         view, file = self._folder / "view", self._folder / "submission" / self._file.name
-        copy_package(view, hidden)
+        copy_package(view, self._chapter, hidden)
         file.parent.mkdir()
         shutil.copyfile(self._file, file)
         self._connection = Connection(sandbox.start(view, file, self._folder, self._limits), self._limits)

@@ -30,7 +30,7 @@ def to_json(grade: Grade) -> str:
 
 
 def to_junit(grade: Grade) -> bytes:
-    """JUnit XML: a test case for each task, and the failure's words."""
+    """JUnit XML: a test case for each task, and the failure's words; then the seed and the isolation."""
     tests = grade["tests"]
     suite = ElementTree.Element("testsuite", name="minipaged", tests=str(len(tests)))
     suite.set("failures", str(sum(test["status"] != "passed" for test in tests)))
@@ -40,6 +40,7 @@ def to_junit(grade: Grade) -> bytes:
         if test["status"] != "passed":
             message = f"{test['score']} of {test['max_score']} points"
             ElementTree.SubElement(case, "failure", message=message).text = _NOT_XML.sub("?", test["output"])
+    ElementTree.SubElement(suite, "system-out").text = _NOT_XML.sub("?", grade["output"])
     return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
 
 

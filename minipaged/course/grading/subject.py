@@ -70,9 +70,11 @@ def _answer(request: dict[str, Any], file: str) -> tuple[str, Any]:
     kind, value = request["kind"], None
     if kind == "load":
         from minipaged.course.layer import Given
+        from minipaged.course.seed import fill_new_memory
         from minipaged.course.tasks import import_path
 
         value = (import_path(Path(file)), Given())
+        fill_new_memory()
     elif kind == "prepare":
         importlib.import_module("minipaged.course.layer")
         importlib.import_module(request["name"])

@@ -222,7 +222,8 @@ def _dtype(name: str) -> Any:
 
 def _tensor_data(x: Any) -> list[Any]:
     """dtype, shape, and the numbers' bytes in order."""
-    plain = x.detach().cpu().contiguous().reshape(-1)
+    # One element is contiguous whatever its stride, but bytes are seen in one only with a stride of 1.
+    plain = x.detach().cpu().contiguous().as_strided([x.numel()], [1])
     data = plain.view(_torch().uint8).numpy().tobytes() if plain.numel() else b""
     return [str(x.dtype).removeprefix("torch."), list(x.shape), base64.b64encode(data).decode()]
 
