@@ -648,11 +648,12 @@ def your_prediction(data_set, system):
     except Exception as error:  # whatever your file may raise
         return f"{type(error).__name__}: {error}"
 
-for panel in load_paper_figure(results / "paper-13.json").panels:
+panels = load_paper_figure(results / "paper-13.json").panels
+for data_set, panel in zip(("ShareGPT", "Alpaca"), panels, strict=True):
     simulated, (printed,) = panel.ours["a full queue"], panel.paper.values()
     for system in SYSTEMS:
-        print(f"{panel.title:<9}{system:<14} paper {printed[system]:6.2f}, simulated "
-              f"{simulated[system]:5.1f}, your formula: {your_prediction(panel.title, system)}")
+        print(f"{data_set:<9}{system:<14} paper {printed[system]:6.2f}, simulated "
+              f"{simulated[system]:5.1f}, your formula: {your_prediction(data_set, system)}")
 
 # %% [markdown]
 # (15,700 slots are 7.7 reservations of 2,048, but hold only 7 whole ones: there the formula is too high. With
@@ -680,15 +681,16 @@ for what, sizes in sweeps.items():
 # the second kind were 1, an engine that is quick in every test would be slow on the first long day.
 # (`minipaged bench scaling` measures four curves and the whole engine.)
 #
-# Memory, counted on a recorded trace (Azure's public conversation trace, 2023), paged against reserved, in
-# the same 65,536 slots:
+# Memory can be counted: paged against reserved in the same slots, for generated lengths with ShareGPT's means
+# and for a recorded trace (Azure's public conversation trace, 2023).
 
 # %%
-report = json.loads((results / "memory-azure-conv.json").read_text(encoding="utf-8"))
-print(f"{report['command']}\n{report['machine']['date'][:10]}, {report['slots']:,} slots")
-for way, row in report["systems"].items():
-    print(f"{way:<20} {row['requests_at_once']:5.1f} requests at once, {row['used']:5.1%} hold a token")
-print(f"empty in last blocks of 16: {report['tail_waste']['16']:.2%}")
+for file in ("memory-sharegpt.json", "memory-azure-conv.json"):
+    report = json.loads((results / file).read_text(encoding="utf-8"))
+    print(f"{report['command']}\n{report['machine']['date'][:10]}, {report['slots']:,} slots")
+    for way, row in report["systems"].items():
+        print(f"{way:<20} {row['requests_at_once']:5.1f} requests at once, {row['used']:5.1%} hold a token")
+    print(f"empty in last blocks of 16: {report['tail_waste']['16']:.2%}\n")
 
 # %% [markdown]
 # These are counts, and counts need no interval: they come out the same on every machine.
