@@ -19,6 +19,7 @@ import torch
 
 from minipaged.config import ModelConfig
 from minipaged.kv_memory import bytes_per_token
+from minipaged.measure import attention_work, linear_work, work_seconds
 from minipaged.scheduler import Schedule
 from minipaged.weights import expected_shapes
 
@@ -183,13 +184,13 @@ class CostModel:
         if num_tokens == 0:
             linear = attention = launch = 0.0
         else:
-            linear_flops = 2 * model.num_parameters * num_tokens
-            linear = max(model.weight_bytes / bandwidth, linear_flops / flops_per_s)
-            attention_flops = 4 * model.num_layers * model.num_heads * model.head_dim * num_pairs
+            matrices = linear_work(num_tokens, model.num_parameters, model.itemsize)
+            linear = work_seconds([matrices], bandwidth, flops_per_s)
+            heads = (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim)
+            keys_and_values = attention_work(num_read, num_pairs, *heads, model.itemsize)
             visits = num_blocks * model.num_layers * model.num_kv_heads
             attention = max(
-                num_read * model.kv_bytes / bandwidth,
-                attention_flops / flops_per_s,
+                work_seconds([keys_and_values], bandwidth, flops_per_s),
                 visits * WARP_LATENCY_S / device.visits_in_flight,
             )
             launch = model.num_layers * model.kernels_per_layer * device.kernel_s

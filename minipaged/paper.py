@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from minipaged.contiguous import Account
 from minipaged.cost_model import LLAMA_13B
 from minipaged.course.sharing_replay import MEAN_LENGTHS, PAPER_SAVINGS, lengths_with_means, replay_savings
+from minipaged.measure import mean_inside, sustained_rate
 from minipaged.paper_systems import SYSTEMS, Bench, Lengths, lengths_from, lengths_of
 from minipaged.preemption import swap_seconds
 from minipaged.simulator import Served, poisson
@@ -112,7 +112,6 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
             full = Bench().full_queue(system, lengths)
             arriving = Bench().run(system, poisson(lengths, rate))
             ours["a full queue"][system] = full.num_running or 0.0
-            # Little's law: those at once are the time that requests spend inside, per second.
             ours["arriving"][system] = arriving.num_running or _mean_inside(arriving.served)
         marks: dict[str, Points] = (
             {"a full queue": dict(zip(SYSTEMS, printed, strict=True))} if printed else {}
@@ -124,8 +123,8 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
 
 def _mean_inside(served: Served) -> float:
     """Requests in the system on average, where none had to wait for memory."""
-    stays = [times[-1] - arrival for times, arrival in zip(served.token_times, served.arrivals, strict=True)]
-    return sum(stays) / served.seconds
+    ends = [times[-1] for times in served.token_times]
+    return mean_inside(zip(served.arrivals, ends, strict=True))
 
 
 def figure_12(num_requests: int = 1200, trace: Sequence[TraceRow] | None = None) -> PaperFigure:
@@ -151,23 +150,12 @@ def figure_12(num_requests: int = 1200, trace: Sequence[TraceRow] | None = None)
     return PaperFigure("12", "Latency against request rate", panels, notes)
 
 
-def sustained_rate(curve: Points, limit: float = SUSTAINED) -> float | None:
-    """The rate at which the latency reaches the limit, on the straight line between two measured rates; None
-    if it does so at none of them or before the first.
-
-    >>> sustained_rate({1.0: 0.1, 2.0: 0.3})
-    1.5
-    """
-    points = [(float(rate), latency) for rate, latency in curve.items()]
-    for (rate, latency), (next_rate, next_latency) in pairwise(points):
-        if latency < limit <= next_latency:
-            return rate + (next_rate - rate) * (limit - latency) / (next_latency - latency)
-    return None
-
-
 def _sustained(curves: dict[str, Points]) -> str:
     """Every system's rate, and how many times as much vLLM's is where both are known."""
-    rates = {system: sustained_rate(curve) for system, curve in curves.items()}
+    rates = {
+        system: sustained_rate({float(rate): latency for rate, latency in curve.items()}, SUSTAINED)
+        for system, curve in curves.items()
+    }
     most, parts = rates["vLLM"], []
     for system, rate in rates.items():
         if rate is None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import repeat
 from random import Random
+from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from minipaged.block_manager import BlockManager
 from minipaged.block_table import BlockTable
 from minipaged.copy_on_write import CopyOnWrite
 from minipaged.detokenizer import Detokenizer
+from minipaged.measure import Latencies, latencies
 from minipaged.params import SamplingParams
 from minipaged.preemption import Preemption
 from minipaged.prefix_cache import PrefixCache
@@ -144,11 +146,11 @@ class Served:
 
     def first_token(self) -> list[float]:
         """Time to first token of each request: from its arrival, waiting included."""
-        return [times[0] - arrival for times, arrival in zip(self.token_times, self.arrivals, strict=True)]
+        return self._latencies().first_token
 
     def gaps(self) -> list[float]:
         """All times between two tokens of one request."""
-        return [b - a for times in self.token_times for a, b in pairwise(times)]
+        return self._latencies().between_tokens
 
     def throughput(self) -> float:
         """Output tokens per second, from the first arrival to the last token."""
@@ -157,11 +159,10 @@ class Served:
     def normalised_latency(self) -> float:
         """The mean over requests of (end - arrival) / number of output tokens, in seconds per token: what the
         paper measures (Kwon et al., SOSP'23, section 6.1)."""
-        each = [
-            (times[-1] - arrival) / len(times)
-            for times, arrival in zip(self.token_times, self.arrivals, strict=True)
-        ]
-        return sum(each) / len(each)
+        return fmean(self._latencies().normalised)
+
+    def _latencies(self) -> Latencies:
+        return latencies(zip(self.arrivals, self.token_times, repeat("length")))
 
 
 def serve(

@@ -106,11 +106,15 @@ def grade_isolated(file: Path, task: int = 2, chapter: str = "ch03") -> list[Tes
 
 
 def left_behind() -> list[psutil.Process]:
-    """Processes of a submission that still run: those of this grader's users, and its own children."""
+    """Processes of a submission that still run: those of this grader's users, and its own children.
+
+    What has been killed may need a moment to be gone: a large one gives its memory back first.
+    """
     own = psutil.Process().children(recursive=True)
     users = [one for one in psutil.process_iter(["uids"]) if one.info["uids"]
              and one.info["uids"].real == FIRST_UID + os.getpid()]  # fmt: skip
-    return [one for one in {*own, *users} if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    _, alive = psutil.wait_procs({*own, *users}, timeout=2)
+    return [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 def expect_nothing(file: Path, task: int = 2, chapter: str = "ch03") -> list[TestResult]:

@@ -14,7 +14,7 @@ from minipaged.cli.bench import bench
 from minipaged.cli.bench_memory import tail_waste
 from minipaged.cli.bench_scaling import BareIdea, draw_scaling, scheduling_seconds, slope
 from minipaged.course.sharing_replay import lengths_with_means
-from minipaged.paper import figure_2, figure_15, sustained_rate
+from minipaged.paper import figure_2, figure_15
 from minipaged.paper_drawings import draw_paper_figure
 from minipaged.paper_systems import SYSTEMS, Bench, lengths_from, lengths_of
 from minipaged.traces import TraceRow, load_azure
@@ -49,12 +49,6 @@ def test_a_trace_without_a_request_that_fits_the_model_is_an_error() -> None:
     assert lengths_from([TraceRow(0.0, 2000, 48), TraceRow(0.0, 2000, 49)]) == [(2000, 48)]
     with pytest.raises(ValueError, match=r"every request of the trace has more than 2048 tokens"):
         lengths_from([TraceRow(0.0, 2000, 49)])
-
-
-def test_a_rate_is_sustained_up_to_where_the_curve_crosses_the_limit() -> None:
-    assert sustained_rate({1.0: 0.1, 2.0: 0.3}) == pytest.approx(1.5)
-    assert sustained_rate({1.0: 0.1, 2.0: 0.15}) is None
-    assert sustained_rate({1.0: 0.5, 2.0: 0.9}) is None
 
 
 def test_shares_of_every_system_add_up_to_all_slots() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from minipaged.cli.bench_engines import memory
 from minipaged.cli.bench_paper import load_trace, trace_option
 from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
 from minipaged.cost_model import DEVICES, MODELS, CostModel, Device
+from minipaged.measure import break_even_tokens, percentile
 from minipaged.scheduler import Scheduler
 from minipaged.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
 from minipaged.traces import TraceRow, synthetic
@@ -99,9 +99,9 @@ def summary(rows: list[TraceRow], served: Served) -> Report:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    if len(values) < 2:
-        return dict.fromkeys(("p50", "p99", "max"), max(values, default=0.0))
-    return {"p50": median(values), "p99": quantiles(values, n=100)[98], "max": max(values)}
+    if not values:  # of answers of one token each there are no gaps
+        return dict.fromkeys(("p50", "p99", "max"), 0.0)
+    return {"p50": percentile(values, 50), "p99": percentile(values, 99), "max": max(values)}
 
 
 def print_replay(report: Report, console: Console) -> None:
@@ -137,13 +137,13 @@ def calibrate(dtype: str, threads: int, json_file: str | None) -> None:
     torch.set_num_threads(threads)
     device = Device.measure(getattr(torch, dtype))
     itemsize = getattr(torch, dtype).itemsize
-    balance = itemsize / 2 * device.flops_per_s / device.memory_bytes_per_s
+    balance = break_even_tokens(itemsize, device.memory_bytes_per_s, device.flops_per_s)
     lines = [
         f"reads memory at {device.memory_bytes_per_s / 1e9:.1f} GB/s, copies at "
         f"{device.link_bytes_per_s / 1e9:.1f} GB/s",
         f"multiplies matrices at {device.flops_per_s / 1e9:.0f} GFLOP/s in {dtype}, {threads} threads",
         f"starts an operator in {device.kernel_s * 1e6:.1f} µs",
-        f"so a step that computes fewer than {balance:.0f} tokens waits for the weights",
+        f"so a step that computes fewer than {balance} tokens waits for the weights",
     ]
     Console().print("\n".join(lines), highlight=False, soft_wrap=True)
     report = begin_report("calibrate", {"dtype": dtype, "threads": threads})

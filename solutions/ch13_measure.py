@@ -1,0 +1,427 @@
+"""Chapter 13: measure.
+
+You write the arithmetic of a benchmark: what raw times say (task 1), what a step should take (task 2), what
+two engines' runs say about them and what is wrong with an experiment (task 3), how sure one can be (task 4),
+and how many requests are there at once (task 5). Task 6 is a challenge: the paper's Figure 13, without a
+single run. Everything is numbers in, numbers out; nothing here takes a time.
+
+The simulator prices its steps with task 2, and `minipaged bench` reports with tasks 1 and 5. Types and the
+names of faults are given: see `minipaged/measure.py`, but not further down than its classes, for the answers
+stand there too.
+
+`minipaged check ch13` grades this file, `minipaged hint ch13` helps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+
+from minipaged.contiguous import next_power_of_two, reservation
+from minipaged.measure import (
+    FAILED_REQUESTS,
+    FAULTS,
+    MISSING_RUN,
+    NO_TURNS,
+    NO_WARM_UP,
+    UNEQUAL_LENGTHS,
+    WARM_CACHE,
+    Interval,
+    Latencies,
+    Run,
+    Work,
+)
+
+
+def percentile(values: Iterable[float], percent: int) -> float:
+    """The smallest of the values that at least `percent` % of them do not exceed (the nearest rank).
+
+    It is always a value that occurred: nothing is averaged. `values` stay as they are, in any order. percent
+    is a whole number from 1 to 100. ValueError if it is not (with the number), and if there are no values.
+
+    Example: of [40, 10, 30, 20], 50 % do not exceed 20, so the 50th percentile is 20; for the 51st two values
+    are too few, it is 30. The 99th percentile of 50 values is the largest, of 100 the second largest.
+    """
+    # Task 1
+    # 1. Sort a copy. Refuse what has no answer.
+    # 2. How many of the values must it be at least? Round up, but without floats: 0.07 · 100 is more than 7.
+    # 3. The list begins at 0.
+    ### BEGIN SOLUTION
+    ranked = sorted(values)
+    if not ranked:
+        raise ValueError("a percentile of no values")
+    if not 1 <= percent <= 100:
+        raise ValueError(f"percent must be from 1 to 100, got {percent}")
+    # -(-a // b) rounds up in whole numbers. math.ceil(0.07 * 100) is 8: 0.07 * 100 is 7.000000000000001.
+    return ranked[-(-percent * len(ranked) // 100) - 1]
+    ### END SOLUTION
+
+
+def latencies(requests: Iterable[tuple[float, Sequence[float], str]]) -> Latencies:
+    """What a run's raw times say: `Latencies(first_token, between_tokens, normalised, num_unserved)`.
+
+    Each request is (arrival, the time of each of its tokens in order, finish_reason); all times are seconds
+    since the run began. The lists are in the order of the requests.
+
+    * first_token: time to first token, of each request that got one: from its arrival, waiting included. A
+      token that came counts, whatever became of its request later.
+    * between_tokens: inter-token latency: every gap between two tokens of one request, of all requests in
+      one list. A request with one token has no gap.
+    * normalised: of each request that came to its end, which is finish_reason "stop" or "length": the seconds
+      from its arrival to its last token, divided by the number of its tokens (the paper, section 6.1). An
+      answer that was cut off ("abort", "capacity") has no end that one could measure.
+    * num_unserved: how many requests never got a token. They are in none of the lists, so whoever reports the
+      lists has to report this number beside them.
+
+    Example: (0.0, [2.0, 3.0], "stop"), (1.0, [4.0], "abort") and (1.0, [], "abort") are
+    Latencies([2.0, 3.0], [1.0], [1.5], 1).
+    """
+    # Task 1
+    # 1. Begin with empty lists. For each request without tokens: count it, and go on.
+    # 2. The first token against the arrival; each token against the one before (itertools.pairwise).
+    # 3. The end against the arrival, if it was one.
+    ### BEGIN SOLUTION
+    report = Latencies([], [], [], 0)
+    num_unserved = 0
+    for arrival, times, finish_reason in requests:
+        if not times:
+            # No list can hold it: its time to first token is "longer than it was willing to wait".
+            num_unserved += 1
+            continue
+        report.first_token.append(times[0] - arrival)
+        report.between_tokens.extend(later - earlier for earlier, later in pairwise(times))
+        if finish_reason in ("stop", "length"):
+            # A mean over requests, and not all seconds over all tokens: to a user with a short answer a long
+            # wait is a long wait per word.
+            report.normalised.append((times[-1] - arrival) / len(times))
+    return report._replace(num_unserved=num_unserved)
+    ### END SOLUTION
+
+
+def linear_work(num_tokens: int, num_parameters: int, itemsize: int) -> Work:
+    """What the model's matrices take in a step: `Work(num_bytes, flops)`.
+
+    The step computes `num_tokens` tokens, of all sequences together. The `num_parameters`
+    numbers are read once for all tokens, `itemsize` bytes each. Each token takes a multiplication and an
+    addition with every one of them. A step without tokens reads nothing. Both are ints.
+
+    Example: 3 tokens, 1,000 parameters of 2 bytes are Work(num_bytes=2000, flops=6000).
+    """
+    # Task 2
+    # 1. What does not depend on the number of tokens, and what does?
+    ### BEGIN SOLUTION
+    if num_tokens == 0:
+        return Work(0, 0)
+    # This line is why batching pays: the bytes have no num_tokens in them.
+    return Work(num_parameters * itemsize, 2 * num_parameters * num_tokens)
+    ### END SOLUTION
+
+
+def attention_work(
+    num_read: int, num_pairs: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int,
+    itemsize: int,
+) -> Work:  # fmt: skip
+    """What attention takes in a step: `Work(num_bytes, flops)`, both ints.
+
+    K and V of `num_read` tokens are read, of `itemsize` bytes a number: in each of `num_layers` layers,
+    `num_kv_heads` heads of `head_dim` numbers for K, and as many for V. And `num_pairs` (query, key that it
+    sees) are computed: in each layer and each of `num_heads` query heads, head_dim multiplications and
+    additions for the score, and as many for the weighted sum. (The softmax is left out.)
+
+    Example: 10 tokens read by one query, so 10 pairs; 2 layers, 4 heads, 2 KV heads of 8 numbers of 2 bytes:
+    Work(num_bytes=10 · 128, flops=10 · 256) = Work(1280, 2560).
+    """
+    # Task 2
+    # 1. The bytes of one token's K and V are chapter 1's. A pair's FLOPs are chapter 9's.
+    ### BEGIN SOLUTION
+    kv_bytes = 2 * num_layers * num_kv_heads * head_dim * itemsize
+    # Each KV head serves num_heads / num_kv_heads queries: GQA saves bytes, and no FLOPs.
+    return Work(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)
+    ### END SOLUTION
+
+
+def work_seconds(
+    parts: Iterable[Work], bytes_per_s: float, flops_per_s: float, num_launches: int = 0,
+    launch_s: float = 0.0,
+) -> float:  # fmt: skip
+    """Seconds that a machine takes for the parts, one after the other, and for the launches.
+
+    It reads `bytes_per_s` and does `flops_per_s`. Within a part it does both at the same time, so a part
+    takes the longer of the two times. A part doesn't begin before the one in front of it has ended, and each
+    of `num_launches` launches takes `launch_s` besides.
+
+    Example: [Work(2000, 6000), Work(1280, 2560)] at 1,000 bytes and 2,000 FLOPs a second: the first takes
+    max(2, 3) = 3 s, the second max(1.28, 1.28) = 1.28 s, together 4.28 s; with 6 launches of 0.5 s, 7.28 s.
+    """
+    # Task 2
+    # 1. The longer time of each part, then their sum.
+    # 2. The launches.
+    ### BEGIN SOLUTION
+    # The sum of the longer times, not the longer of the sums: the attention of a layer can't be computed
+    # while its matrices are still being read.
+    longest = (max(part.num_bytes / bytes_per_s, part.flops / flops_per_s) for part in parts)
+    return sum(longest) + num_launches * launch_s
+    ### END SOLUTION
+
+
+def break_even_tokens(itemsize: int, bytes_per_s: float, flops_per_s: float) -> int:
+    """The fewest tokens in a step for which multiplying takes no less time than reading the matrices.
+
+    The model's size cancels out. An int, rounded up.
+
+    Example: numbers of 2 bytes, 1,000 bytes and 2,000 FLOPs a second. A matrix of P numbers is read in
+    2 · P / 1,000 s; T tokens are multiplied with it in 2 · P · T / 2,000 s. They are equal for T = 2. With an
+    A100's 1.555e12 bytes and 312e12 FLOPs a second it is 201.
+    """
+    # Task 2
+    # 1. Write both times down, as in the example, set them equal, and solve for T.
+    ### BEGIN SOLUTION
+    return math.ceil(itemsize * flops_per_s / (2 * bytes_per_s))
+    ### END SOLUTION
+
+
+def find_pairs(runs: Iterable[Run]) -> list[tuple[Run, Run]]:
+    """(ours, theirs) of every round that counts and in which both ran, by round. (Given.)
+
+    A run is a dictionary; `minipaged.measure.Run` says what is in it. "engine" is "ours" or "theirs", and
+    "round" is 0 for the warm-up.
+    """
+    by_place = {(run["round"], run["engine"]): run for run in runs}
+    rounds = sorted({number for number, _ in by_place if number > 0})
+    return [
+        (by_place[number, "ours"], by_place[number, "theirs"])
+        for number in rounds
+        if (number, "ours") in by_place and (number, "theirs") in by_place
+    ]
+
+
+def is_same_work(ours: Run, theirs: Run) -> bool:
+    """Whether every request was answered by both engines, with as many tokens, and as much from the cache.
+
+    A request's answer has `output_lens` tokens, 0 if it failed; `cached` of its prompt's tokens came from the
+    prefix cache. Both lists are in the order of the requests. True or False.
+
+    Example: with nothing cached, answers of [8, 5] and [8, 5] tokens are the same work; [8, 5] and [8, 4] are
+    not, [8, 5] and [5, 8] are not, and [8, 0] and [8, 0] are not.
+    """
+    # Task 3
+    # 1. Nothing failed. The lengths are the same. The cached tokens are the same.
+    ### BEGIN SOLUTION
+    # The lists themselves: sums could agree while one engine has done the long answers and the other the
+    # short ones. Where both have failed at the same request it is the same nothing, and no measurement.
+    lens, cached = ours["output_lens"], ours["cached"]
+    return all(lens) and lens == theirs["output_lens"] and cached == theirs["cached"]
+    ### END SOLUTION
+
+
+def honest_ratios(runs: Iterable[Run]) -> list[float]:
+    """How many times faster ours was, in each round that counts and in which both did the same work.
+
+    The same work has the same tokens, however one counts them. They cancel out of the ratio of two speeds,
+    and what is left are `seconds`. Above 1: ours is faster. In the order of the rounds; [] if there is none.
+
+    Example: in round 1 ours took 10 s and theirs 20, in round 2 it was 8 and 12 s: [2.0, 1.5].
+    """
+    # Task 3
+    # 1. `find_pairs`, without those that aren't the same work.
+    # 2. Whose seconds belong above the line?
+    ### BEGIN SOLUTION
+    # Round by round: what makes a machine slow for a while makes it slow for both.
+    return [
+        theirs["seconds"] / ours["seconds"] for ours, theirs in find_pairs(runs) if is_same_work(ours, theirs)
+    ]
+    ### END SOLUTION
+
+
+def find_faults(runs: Sequence[Run]) -> list[str]:
+    """What is wrong with an experiment, as far as its record shows: those of `FAULTS` that hold, in order.
+
+    A round *counts* if it is not 0. A round is *complete* if it counts and both engines ran: `find_pairs`.
+
+    * NO_WARM_UP: one of the two engines has no run of round 0.
+    * MISSING_RUN: only one engine ran in some round that counts. (Did somebody drop a slow one?)
+    * NO_TURNS: of the complete rounds, one engine began in at least two more than the other. Who begins is
+      whose "started" is smaller. (One round can't be shared, so 2 : 1 is fair.)
+    * FAILED_REQUESTS: a request has no answer (an output length of 0) in a run that counts.
+    * UNEQUAL_LENGTHS: in a complete round a request *that both have answered* has more tokens from one engine
+      than from the other. (Did one stop at the end of the text, while the other was told to go on?)
+    * WARM_CACHE: in a complete round some request has more tokens from the cache with one engine. (Did it
+      remember the round before?)
+
+    Example: a record of rounds 0, 1 and 2 in which ours always runs first, and in which everything else is as
+    it should be, is [NO_TURNS]; rounds 0 and 1 alone are [].
+    """
+    # Task 3
+    # 1. The complete rounds, and the runs that count: these are not the same.
+    # 2. One condition for each fault. A dictionary from fault to condition keeps them readable.
+    # 3. Those that hold, in the order of FAULTS.
+    ### BEGIN SOLUTION
+    pairs, counted = find_pairs(runs), [run for run in runs if run["round"] > 0]
+    began = [ours["started"] < theirs["started"] for ours, theirs in pairs]
+    lens = [
+        both
+        for ours, theirs in pairs
+        for both in zip(ours["output_lens"], theirs["output_lens"], strict=True)
+    ]
+    found = {
+        NO_WARM_UP: len({run["engine"] for run in runs if run["round"] == 0}) < 2,
+        # A run without its partner is in no pair.
+        MISSING_RUN: len(counted) > 2 * len(pairs),
+        NO_TURNS: abs(began.count(True) - began.count(False)) >= 2,
+        FAILED_REQUESTS: any(0 in run["output_lens"] for run in counted),
+        # Where one has failed the lengths differ as well, but that has its own name already.
+        UNEQUAL_LENGTHS: any(a != b for a, b in lens if a and b),
+        WARM_CACHE: any(ours["cached"] != theirs["cached"] for ours, theirs in pairs),
+    }
+    return [fault for fault in FAULTS if found[fault]]
+    ### END SOLUTION
+
+
+def median_interval(values: Iterable[float], percent: int = 95) -> Interval:
+    """The median of n measurements, and an interval for the true median: `Interval(low, median, high)`.
+
+    The true median is the value below which half of all measurements would fall, if one could go on for
+    ever. So each measurement lies below it with a chance of one half, like a coin that shows heads. That the
+    k-th smallest lies above it already means that fewer than k of n coins show heads, which has a chance of
+
+        (C(n, 0) + C(n, 1) + … + C(n, k - 1)) / 2ⁿ
+
+    where C is `math.comb`, and the same holds for the k-th largest lying below it. So the interval from the
+    k-th smallest to the k-th largest value misses the true median with twice this chance. Take the largest k
+    for which that is at most 100 - percent %. If there is none, not even k = 1, nothing is known: low is
+    -math.inf and high is math.inf. The median of an even number of values is the mean of the two in the
+    middle. ValueError without values. (This is the *sign test*; it assumes nothing about how the values
+    scatter. Count in whole numbers: a rounding error must not decide.)
+
+    Example: six values. k = 1 misses with a chance of 2 · 1 / 64, which is 3 %; k = 2 with 2 · (1 + 6) / 64,
+    which is 22 %. At 95 % the interval goes from the smallest to the largest. Five values: k = 1 misses with
+    2 · 1 / 32, which is 6 %: nothing is known at 95 %, but at 90 % it is the smallest to the largest.
+    """
+    # Task 4
+    # 1. Sort. Refuse no values.
+    # 2. Raise k from 0 on, and beside it the sum of the C(n, i), while twice its share of 2ⁿ is small enough.
+    # 3. The k-th smallest, the median (statistics.median), the k-th largest; mind k = 0.
+    ### BEGIN SOLUTION
+    ranked = sorted(values)
+    n = len(ranked)
+    if n == 0:
+        raise ValueError("an interval of no values")
+    k, num_missed = 0, 1  # of the 2ⁿ ways in which n coins can fall, those with at most k heads
+    # Both sides times 100 · 2ⁿ, so that all are whole numbers.
+    while 2 * num_missed * 100 <= (100 - percent) * 2**n:
+        k += 1
+        num_missed += math.comb(n, k)
+    low, high = (ranked[k - 1], ranked[n - k]) if k else (-math.inf, math.inf)
+    return Interval(low, median(ranked), high)
+    ### END SOLUTION
+
+
+def verdict(ratios: Iterable[float], percent: int = 95) -> str:
+    """What may be said of these ratios, above 1 where ours is faster: "faster", "slower" or "no difference".
+
+    There is a difference to be claimed only if the `median_interval` of the ratios does not hold 1; its ends
+    belong to it.
+
+    Example: six ratios from 1.1 to 1.6 are "faster". From 1.0 to 1.6, or only three of them: "no difference".
+    """
+    # Task 4
+    # 1. On which side of 1 does the interval lie?
+    ### BEGIN SOLUTION
+    # The median says nothing here, however far from 1 it is. "No difference" is not "they are equal": it is
+    # what one may claim.
+    low, _, high = median_interval(ratios, percent)
+    return "faster" if low > 1 else "slower" if high < 1 else "no difference"
+    ### END SOLUTION
+
+
+def mean_inside(stays: Iterable[tuple[float, float]]) -> float:
+    """How many requests were inside at once, on average, from the first arrival to the last departure.
+
+    A stay is (arrival, departure); they may be in any order. ValueError without stays.
+
+    Example: stays of (0, 4), (1, 3) and (6, 10): for 1 s one is inside, for 2 s two, for 1 s one, for 2 s
+    none, for 4 s one. That is 10 seconds of staying in 10 s: 1.0 on average.
+    """
+    # Task 5
+    # 1. No need to go through time: add up how long each one stays.
+    # 2. From when to when? The last departure need not be that of the last to arrive.
+    ### BEGIN SOLUTION
+    stays = list(stays)
+    if not stays:
+        raise ValueError("a mean over no requests")
+    arrivals, departures = zip(*stays, strict=True)
+    # Little's law: n / T a second arrive, each stays sum / n seconds, so sum / T are inside.
+    return (sum(departures) - sum(arrivals)) / (max(departures) - min(arrivals))
+    ### END SOLUTION
+
+
+def sustained_rate(curve: Mapping[float, float], limit: float) -> float | None:
+    """The request rate at which the latency reaches `limit`: the knee of the paper's Figure 12.
+
+    `curve` is the measured latency by request rate, in the order of the rates. Between two rates that follow
+    each other the latency is taken to lie on a straight line. The answer is on the first line that comes from
+    below the limit and reaches it. None if there is none: if the limit is not reached at all, or was reached
+    at the first rate already, so that the knee lies before what was measured.
+
+    Example: {1.0: 0.1, 2.0: 0.3} and a limit of 0.2: 1.5. With a limit of 0.3: 2.0. With 0.4, or with 0.1:
+    None.
+    """
+    # Task 5
+    # 1. Neighbours: itertools.pairwise of curve.items().
+    # 2. Below the limit at the left end, not below it at the right end?
+    # 3. How far along the line is the limit?
+    ### BEGIN SOLUTION
+    for (rate, latency), (next_rate, next_latency) in pairwise(curve.items()):
+        if latency < limit <= next_latency:
+            return rate + (next_rate - rate) * (limit - latency) / (next_latency - latency)
+    # No guess beyond what was measured: not the last rate, and not a longer line.
+    return None
+    ### END SOLUTION
+
+
+def predict_at_once(
+    lengths: Sequence[tuple[int, int]],
+    num_slots: int,
+    policy: str,
+    block_size: int = 16,
+    max_model_len: int = 2048,
+) -> float:
+    """A challenge: how many requests run at once while a full queue is served, without running anything.
+
+    `lengths` are (prompt_len, output_len) of the requests. One with an output of m tokens runs for m steps;
+    suppose that every step takes equally long. In its j-th step, j = 1 … m, it holds K and V of
+    prompt_len + j - 1 tokens. There are `num_slots` slots for tokens, and they are always full. What a
+    request sets aside depends on the policy:
+
+    * "paged": in each step only the blocks that its tokens need, block_size slots each. The slots that don't
+      make a whole block are not used.
+    * "max", "pow2" or "oracle": in all its steps what chapter 2's `reservation(policy, prompt_len,
+      output_len, max_model_len)` says, rounded up to the next power of two, as the buddy system does.
+
+    A float: don't round. ValueError for any other policy (`reservation` raises it).
+
+    Example: requests of (3, 2) and (5, 4), 64 slots, blocks of 4. Paged, the first holds 1 block for 2 steps
+    (3 and 4 tokens), the second 2 blocks for 4 steps (5 to 8 tokens): 40 slots times steps for 6 steps of
+    requests, 6.67 on average, so 64 · 6 / 40 = 9.6 at once. With "oracle" they need 5 and 9 slots, which are
+    rounded up to 8 for 2 steps and 16 for 4 steps, 80 together: 64 · 6 / 80 = 4.8.
+    """
+    # Task 6
+    # 1. Little's law once more, with slots: all requests together take up so many slots times steps. The
+    #    memory offers num_slots in every step. How many steps does that make?
+    # 2. And how many steps do the requests have together?
+    ### BEGIN SOLUTION
+    taken = 0  # slots · steps
+    for prompt_len, output_len in lengths:
+        if policy == "paged":
+            held = range(prompt_len, prompt_len + output_len)
+            taken += block_size * sum(-(-num_tokens // block_size) for num_tokens in held)
+        else:
+            # For all its steps, also the first one: that is what a reservation is.
+            size = reservation(policy, prompt_len, output_len, max_model_len)
+            taken += output_len * next_power_of_two(size)
+    usable = num_slots // block_size * block_size if policy == "paged" else num_slots
+    # A mean over time and not over requests: one with a long answer is there for longer, and counts more.
+    return usable * sum(output_len for _, output_len in lengths) / taken
+    ### END SOLUTION
