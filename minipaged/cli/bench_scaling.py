@@ -212,7 +212,7 @@ def draw_scaling(report: Report) -> Any:
             label = "whole engine" if "," in key else "scheduler and memory"
             values = [1e6 * seconds for seconds in points.values()]
             style = {"color": PALETTE[index], "marker": "os"[index], "markersize": 4}
-            ax.loglog(list(points), values, label=label, **style)
+            ax.loglog([int(size) for size in points], values, label=label, **style)
         slopes = " and ".join(f"{report['slopes'][key]:.2f}" for key in lines)
         ax.set_title(f"slope {slopes}", fontsize=10, loc="left")
         ax.set_xlabel({"pool": "blocks in the pool", "cached": "cached blocks"}.get(name, name))
