@@ -292,6 +292,14 @@ def test_who_never_got_a_token_is_counted(layer: Layer) -> None:
     expect("latencies([])", report_of(layer), ([], [], [], 0))
 
 
+@pytest.mark.task(1)
+@settings(max_examples=40)
+@given(values=st.lists(st.integers(0, 20), min_size=1, max_size=12), percent=st.integers(1, 100))
+def test_any_percentile(layer: Layer, values: list[int], percent: int) -> None:
+    enough = [v for v in values if 100 * sum(each <= v for each in values) >= percent * len(values)]
+    expect(f"percentile({values}, {percent})", layer.percentile(list(values), percent), min(enough))
+
+
 # -- task 2: what a step should take -----------------------------------------------------------------
 
 
