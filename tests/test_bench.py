@@ -45,8 +45,10 @@ def serve(*arguments: str, json_file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def result(seconds: float, *token_ids: list[int]) -> dict[str, Any]:
-    return {"seconds": seconds, "token_ids": list(token_ids), "kv_reserved_bytes": 8, "kv_used_bytes": 4,
-            "kv_estimated": [], "peak_rss_bytes": 9}  # fmt: skip
+    """What an engine says that gives every request a token a second."""
+    token_times = [[1.0 + number for number in range(len(ids))] for ids in token_ids]
+    return {"seconds": seconds, "token_ids": list(token_ids), "token_times": token_times,
+            "kv_reserved_bytes": 8, "kv_used_bytes": 4, "kv_estimated": [], "peak_rss_bytes": 9}  # fmt: skip
 
 
 def test_a_workload_keeps_to_its_ranges_and_is_cut_out_of_the_text() -> None:
@@ -85,9 +87,25 @@ def test_ratios_are_of_the_same_round_or_of_the_best_ones() -> None:
         for our, their in zip(ours, theirs, strict=True)
     ]
     row = compare(played, "other")
-    assert row["minipaged_ratio"] == {"best": 3.0, "median": 2.0}  # of 3/1, and of 2, 1, 3
+    # Of 3/1, and of 2, 1, 3; three rounds are too few for a claim.
+    assert row["minipaged_ratio"] == {"best": 3.0, "median": 2.0, "verdict": "no difference"}
     assert row["tokens_per_second"] == {"best": 1.0, "median": 0.75}
     assert row["identical_requests"] == 1  # the second one differed in one round
+
+
+def test_waits_are_those_of_all_requests_in_all_rounds() -> None:
+    slow = result(9.0, [1, 2, 3]) | {"token_times": [[3.0, 5.0, 9.0]]}
+    row = compare([{"minipaged": slow}, {"minipaged": result(3.0, [1, 2, 3])}], "minipaged")
+    assert row["first_token"] == {"p50": 1.0, "p99": 3.0}
+    assert row["between_tokens"] == {"p50": 1.0, "p99": 4.0}  # 1, 1, 2, 4
+    row = compare([{"minipaged": result(3.0, [1])}], "minipaged")
+    assert row["between_tokens"] == {"p50": None, "p99": None}
+
+
+def test_a_token_whose_time_is_not_known_spoils_the_run() -> None:
+    with pytest.raises(RuntimeError, match=r"got \[2\] tokens, but times of \[1\]"):
+        untimed = result(1.0, [7, 7]) | {"token_times": [[1.0]]}
+        Workload([[1]], [2]).served_by(lambda prompts, max_tokens: untimed)
 
 
 def test_the_engine_costs_what_is_not_spent_in_the_forward() -> None:
@@ -124,7 +142,11 @@ def test_the_report_says_everything_that_was_measured_and_on_what(tmp_path: Path
     assert report["step_by_batch"].keys() == {"1", "4", "16"} and len(report["rss_by_tenth"]) == 10
     assert all(0 < cost["engine_share"] < 1 for cost in report["step_by_batch"].values())
     ours = report["engines"]["minipaged"]
-    assert ours["identical_requests"] == 3 and ours["minipaged_ratio"] == {"best": 1.0, "median": 1.0}
+    assert ours["identical_requests"] == 3
+    assert ours["minipaged_ratio"] == {"best": 1.0, "median": 1.0, "verdict": "no difference"}
+    longest = max(seconds["minipaged"] for seconds in report["rounds"])
+    assert 0 < ours["first_token"]["p50"] <= ours["first_token"]["p99"] < longest
+    assert 0 < ours["between_tokens"]["p50"] <= ours["between_tokens"]["p99"] < longest
     best = min(seconds["minipaged"] for seconds in report["rounds"])
     assert ours["tokens_per_second"]["best"] == pytest.approx(sum(report["output_lens"]) / best)
     assert "minipaged's peak RSS" in text and "at batch 16" in text

@@ -34,6 +34,10 @@ RUNS = {
     **{
         f"paper-{number}": f"paper --figure {number}" for number in ("2", "12", "13", "15", "16", "18b", "19")
     },
+    **{
+        f"serve-{dtype}": f"serve --dtype {dtype} --rounds 6 --engine-cost --vs hf,vllm,vllm-compiled"
+        for dtype in ("float32", "bfloat16")
+    },
     "replay-azure-conv": f"replay --trace {CHATS}",
     "memory-sharegpt": "memory",
     "memory-azure-conv": f"memory --trace {CHATS}",
@@ -95,9 +99,15 @@ def serve(report: Report) -> Iterator[str]:
     for name, row in report["engines"].items():
         speed, ratio = row["tokens_per_second"], row["minipaged_ratio"]
         same = f"{row['identical_requests']} of {report['options']['requests']}"
-        rows.append([f"{name} ({row['version']})", number(speed["best"]), number(speed["median"]),
-                     f"{ratio['median']:.2f} ×", same])  # fmt: skip
-    yield from table(["engine", "tokens/s, best", "median", "minipaged is faster", "same tokens"], rows)
+        faster = "" if name == "minipaged" else f"{ratio['median']:.2f} × ({ratio['verdict']})"
+        waits = [", ".join(number(seconds and scale * seconds) for seconds in row[key].values())
+                 for key, scale in (("first_token", 1), ("between_tokens", 1000))]  # fmt: skip
+        memory = [number(row[key] and row[key] / 1e6) for key in ("kv_used_bytes", "peak_rss_bytes")]
+        rows.append([f"{name} ({row['version']})", number(speed["best"]), number(speed["median"]), faster,
+                     *waits, *memory, same])  # fmt: skip
+    head = ["engine", "tokens/s, best", "median", "minipaged is (at 95 %)", "first token, s: median, 99 %",
+            "between tokens, ms: median, 99 %", "K/V used, MB", "peak RSS, MB", "same tokens"]  # fmt: skip
+    yield from table(head, rows)
 
 
 def paper(report: Report) -> Iterator[str]:

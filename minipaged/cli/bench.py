@@ -36,6 +36,7 @@ from minipaged.cli.bench_soak import soak
 from minipaged.config import ModelConfig
 from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token
+from minipaged.measure import latencies, percentile, verdict
 from minipaged.tokenizer import Tokenizer
 from minipaged.weights import expected_shapes
 
@@ -66,11 +67,14 @@ class Workload:
         return cls(cut, [rng.randint(*outputs) for _ in lens])
 
     def served_by(self, serve: Serve) -> Result:
-        """The result of serving all; RuntimeError if a request got fewer or more tokens than it asked for."""
+        """The result of serving all; RuntimeError if a request got fewer or more tokens than it asked for, or
+        if it isn't known when each of them came."""
         result = serve(self.prompts, self.max_tokens)
-        got = [len(token_ids) for token_ids in result["token_ids"]]
+        got, timed = ([len(of_one) for of_one in result[key]] for key in ("token_ids", "token_times"))
         if got != self.max_tokens:
             raise RuntimeError(f"asked for {self.max_tokens} tokens, got {got}; is the pool too small?")
+        if timed != got:
+            raise RuntimeError(f"got {got} tokens, but times of {timed}")
         return result
 
 
@@ -91,20 +95,32 @@ def compare(played: list[dict[str, Result]], name: str) -> Report:
     """One engine against ours: tokens asked for per second of serving (prefill included), how many times
     faster we were, memory, and how many requests got exactly our tokens in every round.
 
-    "best" is of each engine's best round; the ratio's "median" is of the ratios of the rounds.
+    "best" is of each engine's best round; the ratio's "median" is of the ratios of the rounds, and "verdict"
+    what they allow to claim at 95 %. "first_token" and "between_tokens" are seconds, of all rounds together:
+    half of the waits are no longer than "p50", 99 % no longer than "p99". All requests are there at once.
     """
     ours, theirs = [results["minipaged"] for results in played], [results[name] for results in played]
     our_seconds, seconds = [result["seconds"] for result in ours], [result["seconds"] for result in theirs]
     ratios = [their / our for their, our in zip(seconds, our_seconds, strict=True)]
     outputs = zip(*(result["token_ids"] for result in ours + theirs), strict=True)
     num_tokens = sum(map(len, ours[0]["token_ids"]))
+    waits = latencies((0.0, times, "length") for result in theirs for times in result["token_times"])
     memory = ("kv_reserved_bytes", "kv_used_bytes", "kv_estimated", "peak_rss_bytes")
     return {
         "tokens_per_second": {"best": num_tokens / min(seconds), "median": num_tokens / median(seconds)},
-        "minipaged_ratio": {"best": min(seconds) / min(our_seconds), "median": median(ratios)},
+        "minipaged_ratio": {
+            "best": min(seconds) / min(our_seconds), "median": median(ratios), "verdict": verdict(ratios),
+        },
+        "first_token": _percentiles(waits.first_token),
+        "between_tokens": _percentiles(waits.between_tokens),
         "identical_requests": sum(all(output == first for output in rest) for first, *rest in outputs),
         **{key: theirs[-1][key] for key in memory},
-    }
+    }  # fmt: skip
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float | None]:
+    """None if there are none: an answer of one token has no gap."""
+    return {f"p{percent}": percentile(seconds, percent) if seconds else None for percent in (50, 99)}
 
 
 def step_cost(results: Sequence[Result]) -> dict[str, float]:
@@ -201,6 +217,14 @@ def print_report(report: Report, console: Console) -> None:
             f"{ratio['best']:.2f}x ({ratio['median']:.2f}x)", reserved, used, _mb(row["peak_rss_bytes"]),
             f"{row['identical_requests']}/{options['requests']}",
         )  # fmt: skip
+    waiting = Table("engine", "first token, s", "between tokens, ms", "minipaged, at 95 %",
+                    box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+                    caption="median (99 % wait no longer), all requests at once")  # fmt: skip
+    for name, row in engines.items():
+        first, between = row["first_token"], row["between_tokens"]
+        gaps = f"{1e3 * between['p50']:.0f} ({1e3 * between['p99']:.0f})" if between["p50"] else "–"
+        says = "" if name == "minipaged" else row["minipaged_ratio"]["verdict"]
+        waiting.add_row(name, f"{first['p50']:.2f} ({first['p99']:.2f})", gaps, says)
     rss = engines["minipaged"]["peak_rss_bytes"]
     lines = [
         f"{options['model']}, {options['dtype']}, {options['requests']} requests: "
@@ -217,6 +241,7 @@ def print_report(report: Report, console: Console) -> None:
         sizes = ", ".join(map(_mb, report["rss_by_tenth"]))
         lines.append(f"RSS after each tenth of {options['rss_requests']} short requests: {sizes}")
     console.print(table)
+    console.print(waiting)
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ standard library at the top, because vLLM's environment runs this file and has n
 
 An engine's `run(prompts, max_tokens)` serves requests greedily, max_tokens[i] tokens for prompts[i], past any
 end of text and without prefix caching (repeated rounds would flatter it), and returns: "token_ids", a list
-per request; "kv_reserved_bytes" and "kv_used_bytes", K/V memory at the peak; "kv_estimated", which of those
-two were computed from lengths, not measured; and for ours the "steps" and their times in seconds.
+per request; "token_times", when each of them came, in seconds since the start; "kv_reserved_bytes" and
+"kv_used_bytes", K/V memory at the peak; "kv_estimated", which of those two were computed from lengths, not
+measured; and for ours the "steps" and their times in seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 TokenIds = list[int]
@@ -50,6 +52,23 @@ class Setup:
         return self.num_blocks * self.block_size * self.kv_bytes_per_token
 
 
+class TokenTimes:
+    """When each token of each request came, in seconds since this was made: `seconds`, a list per request.
+
+    Example: after `note(0, 1)` and `note(0, 3)`, `seconds[0]` has three times, the last two alike.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self._began = time.perf_counter()
+        self.seconds: list[list[float]] = [[] for _ in range(num_requests)]
+
+    def note(self, index: int, num_tokens: int, at: float | None = None) -> None:
+        """Request `index` has num_tokens tokens now, or at a time of `time.perf_counter`."""
+        seconds = self.seconds[index]
+        now = (time.perf_counter() if at is None else at) - self._began
+        seconds += [now] * (num_tokens - len(seconds))
+
+
 class MiniPaged:
     """Our own engine; the only one that counts its blocks and steps for us."""
 
@@ -67,23 +86,26 @@ class MiniPaged:
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:
         from minipaged import SamplingParams
 
-        before, most_blocks = self.engine.stats(), 0
+        before, most_blocks, times = self.engine.stats(), 0, TokenTimes(len(prompts))
         token_ids: list[TokenIds] = [[] for _ in prompts]
         for index, prompt in enumerate(prompts):
             params = SamplingParams(temperature=0.0, max_tokens=max_tokens[index], ignore_eos=True)
             self.engine.add_request(str(index), prompt, params)
         while self.engine.has_unfinished_requests():
             just_freed = 0
-            for index, output in ((int(o.request_id), o) for o in self.engine.step() if o.finished):
+            for index, output in ((int(output.request_id), output) for output in self.engine.step()):
                 token_ids[index] = output.outputs[0].token_ids
-                just_freed += peak_blocks([(len(prompts[index]), max_tokens[index])], self.setup.block_size)
+                times.note(index, len(token_ids[index]))
+                if output.finished:
+                    lens = (len(prompts[index]), max_tokens[index])
+                    just_freed += peak_blocks([lens], self.setup.block_size)
             most_blocks = max(most_blocks, self.engine.stats().blocks_used + just_freed)
         after, cache = self.engine.stats(), self.engine.kv_cache
         reserved = cache.k.nbytes + cache.v.nbytes
         used = most_blocks * reserved // after.num_blocks
-        times = {"steps": "steps", "step_seconds": "step_time", "forward_seconds": "forward_time"}
-        result = {name: getattr(after, field) - getattr(before, field) for name, field in times.items()}
-        return result | _kv(token_ids, reserved, used)
+        spent = {"steps": "steps", "step_seconds": "step_time", "forward_seconds": "forward_time"}
+        result = {name: getattr(after, field) - getattr(before, field) for name, field in spent.items()}
+        return result | _kv(token_ids, times, reserved, used)
 
 
 class Padded:
@@ -106,18 +128,29 @@ class Padded:
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:
         import torch
 
+        step, times = -1, TokenTimes(len(prompts))
+
+        def put(token_ids: torch.Tensor) -> None:
+            """Called with the prompts, and after each step with a token for every row."""
+            nonlocal step
+            step += 1
+            for index, num_tokens in enumerate(max_tokens):
+                times.note(index, min(step, num_tokens))
+
         width = max(map(len, prompts))
         input_ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         output = self.model.generate(
             input_ids, attention_mask=mask, max_new_tokens=max(max_tokens), return_dict_in_generate=True,
             cache_implementation="static" if self.setup.engine == "hf-static" else None,
+            streamer=SimpleNamespace(put=put, end=lambda: None),
         )  # fmt: skip
         rows = output.sequences[:, width:].tolist()
         token_ids = [row[:num_tokens] for row, num_tokens in zip(rows, max_tokens, strict=True)]
         reserved = sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
         num_used = sum(map(len, prompts)) + sum(max_tokens) - len(prompts)  # no last token's K/V is stored
-        return _kv(token_ids, reserved, num_used * self.setup.kv_bytes_per_token, "kv_used_bytes")
+        used = num_used * self.setup.kv_bytes_per_token
+        return _kv(token_ids, times, reserved, used, "kv_used_bytes")
 
 
 class ContinuousBatching(Padded):
@@ -135,15 +168,21 @@ class ContinuousBatching(Padded):
         self.manager.start()
 
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:
+        times = TokenTimes(len(prompts))
         for index, prompt in enumerate(prompts):
-            self.manager.add_request(prompt, request_id=str(index), max_new_tokens=max_tokens[index])
+            self.manager.add_request(
+                prompt, request_id=str(index), max_new_tokens=max_tokens[index], record_timestamps=True
+            )
         token_ids: list[TokenIds] = [[] for _ in prompts]
         for _ in prompts:
             result = self.manager.get_result()
             if result is None or result.error:
                 raise RuntimeError(f"continuous batching failed: {result and result.error}")
-            token_ids[int(result.request_id)] = list(result.generated_tokens)
-        return _kv_of_pool(token_ids, prompts, self.setup)
+            index = int(result.request_id)
+            token_ids[index] = list(result.generated_tokens)
+            for number, at in enumerate(result.timestamps or [], start=1):
+                times.note(index, number, at)
+        return _kv_of_pool(token_ids, times, prompts, self.setup)
 
 
 class VLLM:
@@ -167,10 +206,21 @@ class VLLM:
 
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
-        params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in max_tokens]
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return _kv_of_pool([list(output.outputs[0].token_ids) for output in outputs], prompts, self.setup)
+        engine, times = self.llm.llm_engine, TokenTimes(len(prompts))
+        for index, (prompt, num_tokens) in enumerate(zip(prompts, max_tokens, strict=True)):
+            params = SamplingParams(
+                temperature=0.0, max_tokens=num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+            )
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+        token_ids: list[TokenIds] = [[] for _ in prompts]
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                index = int(output.request_id)
+                token_ids[index] += output.outputs[0].token_ids
+                times.note(index, len(token_ids[index]))
+        return _kv_of_pool(token_ids, times, prompts, self.setup)
 
 
 ENGINES: dict[str, Callable[[Setup], Any]] = {
@@ -192,16 +242,18 @@ def peak_blocks(lens: Sequence[tuple[int, int]], block_size: int) -> int:
     return max(sum(-(-(prompt + t) // block_size) for prompt, output in lens if t < output) for t in steps)
 
 
-def _kv(token_ids: list[TokenIds], reserved: int, used: int, *estimated: str) -> Result:
-    return {"token_ids": token_ids, "kv_reserved_bytes": reserved, "kv_used_bytes": used,
-            "kv_estimated": list(estimated)}  # fmt: skip
+def _kv(token_ids: list[TokenIds], times: TokenTimes, reserved: int, used: int, *estimated: str) -> Result:
+    return {"token_ids": token_ids, "token_times": times.seconds, "kv_reserved_bytes": reserved,
+            "kv_used_bytes": used, "kv_estimated": list(estimated)}  # fmt: skip
 
 
-def _kv_of_pool(token_ids: list[TokenIds], prompts: list[TokenIds], setup: Setup) -> Result:
+def _kv_of_pool(
+    token_ids: list[TokenIds], times: TokenTimes, prompts: list[TokenIds], setup: Setup
+) -> Result:
     """For an engine that has a pool like ours but doesn't say how much of it is in use."""
     lens = [(len(prompt), len(output)) for prompt, output in zip(prompts, token_ids, strict=True)]
     used = peak_blocks(lens, setup.block_size) * setup.block_size * setup.kv_bytes_per_token
-    return _kv(token_ids, setup.pool_bytes, used, "kv_reserved_bytes", "kv_used_bytes")
+    return _kv(token_ids, times, setup.pool_bytes, used, "kv_reserved_bytes", "kv_used_bytes")
 
 
 def memory() -> dict[str, int | None]:
