@@ -35,7 +35,7 @@ RUNS = {
         f"paper-{number}": f"paper --figure {number}" for number in ("2", "12", "13", "15", "16", "18b", "19")
     },
     **{
-        f"serve-{dtype}": f"serve --dtype {dtype} --rounds 6 --engine-cost --vs hf,vllm,vllm-compiled"
+        f"serve-{dtype}": f"serve --dtype {dtype} --rounds 6 --engine-cost --vs hf,vllm"
         for dtype in ("float32", "bfloat16")
     },
     "replay-azure-conv": f"replay --trace {CHATS}",
