@@ -99,8 +99,9 @@ def serve(report: Report) -> Iterator[str]:
     for name, row in report["engines"].items():
         speed, ratio = row["tokens_per_second"], row["minipaged_ratio"]
         same = f"{row['identical_requests']} of {report['options']['requests']}"
-        faster = "" if name == "minipaged" else f"{ratio['median']:.2f} × ({ratio['verdict']})"
-        waits = [", ".join(number(seconds and scale * seconds) for seconds in row[key].values())
+        faster = "" if name == "minipaged" else f"{ratio['median']:.2f} × ({ratio.get('verdict', '–')})"
+        # A report of before 2026-11-30 has no waits and no verdict.
+        waits = [", ".join(number(seconds and scale * seconds) for seconds in row.get(key, {}).values())
                  for key, scale in (("first_token", 1), ("between_tokens", 1000))]  # fmt: skip
         memory = [number(row[key] and row[key] / 1e6) for key in ("kv_used_bytes", "peak_rss_bytes")]
         rows.append([f"{name} ({row['version']})", number(speed["best"]), number(speed["median"]), faster,
