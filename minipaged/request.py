@@ -49,7 +49,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - (0 if self.table is None else self.table.num_tokens)
 
     @property
     def output_token_ids(self) -> list[int]:

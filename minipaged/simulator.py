@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from random import Random
 from statistics import fmean
@@ -113,19 +114,16 @@ class SimulatedEngine:
         return self._take_in(step)
 
     def _take_in(self, step: Schedule) -> list[Request]:
-        """A token for every branch whose tokens are all computed; requests that end are forgotten."""
-        ready: dict[Request, list[Branch]] = {}
-        for request, branch, _ in step.work:
-            if branch.num_uncomputed_tokens == 0:
-                ready.setdefault(request, []).append(branch)
-        for request, branches in ready.items():
-            n = request.max_num_seqs
+        """A token for every branch of the requests whose tokens are all computed (branches take their tokens
+        together); requests that end are forgotten."""
+        ready = dict.fromkeys(work.request for work in step.work if work.sequence.num_uncomputed_tokens == 0)
+        for request in ready:
+            first, n = request.sequences[0], request.max_num_seqs
             if len(request.sequences) < n:  # its first token: the branches part here
-                request.sequences += [branches[0].fork(index) for index in range(1, n)]
-                branches = request.sequences
-            for branch in branches:
+                request.sequences += [first.fork(index) for index in range(1, n)]
+            for branch in request.sequences:
                 branch.token_ids.append(1 if branch.index else 0)
-            if branches[0].num_tokens - branches[0].num_prompt_tokens == request.params.max_tokens:
+            if first.num_tokens - first.num_prompt_tokens == request.params.max_tokens:
                 request.finish("length")
                 self.scheduler.remove(request)
                 del self.requests[request.request_id]
@@ -146,11 +144,11 @@ class Served:
 
     def first_token(self) -> list[float]:
         """Time to first token of each request: from its arrival, waiting included."""
-        return self._latencies().first_token
+        return self._latencies.first_token
 
     def gaps(self) -> list[float]:
         """All times between two tokens of one request."""
-        return self._latencies().between_tokens
+        return self._latencies.between_tokens
 
     def throughput(self) -> float:
         """Output tokens per second, from the first arrival to the last token."""
@@ -159,8 +157,9 @@ class Served:
     def normalised_latency(self) -> float:
         """The mean over requests of (end - arrival) / number of output tokens, in seconds per token: what the
         paper measures (Kwon et al., SOSP'23, section 6.1)."""
-        return fmean(self._latencies().normalised)
+        return fmean(self._latencies.normalised)
 
+    @cached_property
     def _latencies(self) -> Latencies:
         return latencies(zip(self.arrivals, self.token_times, repeat("length")))
 

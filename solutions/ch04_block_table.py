@@ -174,7 +174,8 @@ class BlockTable:
         if needed > self.allocator.num_free:
             raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
         copies = []
-        if num_tokens > 0 and self._tail_is_shared():
+        # A copy takes a block too: where none is needed, there is nothing to copy, and nothing to ask.
+        if needed > 0 and self._tail_is_shared():
             copy = self.copy_on_write.make_writable(self.block_ids, len(self.block_ids) - 1)
             copies = [copy] if copy else []
         first, end = self.num_tokens, self.num_tokens + num_tokens

@@ -44,7 +44,8 @@ CHECK = """        if needed > self.allocator.num_free:
             raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
 """
 NEW_BLOCKS = "        new_blocks = blocks_for(end, self.block_size) - len(self.block_ids)\n"
-COPY = """        if num_tokens > 0 and self._tail_is_shared():
+COPY = """        # A copy takes a block too: where none is needed, there is nothing to copy, and nothing to ask.
+        if needed > 0 and self._tail_is_shared():
             copy = self.copy_on_write.make_writable(self.block_ids, len(self.block_ids) - 1)
             copies = [copy] if copy else []
 """
@@ -196,7 +197,7 @@ answers.wrong(
     "counts the tokens first", task=4, mistake=COUNTED,
     edits=[
         ("        needed = self.blocks_needed(num_tokens)\n", "        needed = self.blocks_needed(num_tokens)\n        start = self.num_tokens\n        self.num_tokens += num_tokens\n"),
-        ("        if num_tokens > 0 and self._tail_is_shared():\n            copy =", "        self.num_tokens = start\n        if num_tokens > 0 and self._tail_is_shared():\n            copy ="),
+        ("        if needed > 0 and self._tail_is_shared():\n            copy =", "        self.num_tokens = start\n        if needed > 0 and self._tail_is_shared():\n            copy ="),
     ],
 )  # fmt: skip
 answers.wrong(
@@ -287,7 +288,7 @@ answers.wrong(
 answers.wrong(
     "copies when nothing is appended", task=6, mistake=COPY_FOR_NOTHING,
     edits=[
-        (COPY, COPY.replace("num_tokens > 0 and ", "")),
+        (COPY, COPY.replace("needed > 0 and ", "")),
         ("return grown + (num_tokens > 0 and self._tail_is_shared())", "return grown + self._tail_is_shared()"),
     ],
 )  # fmt: skip
