@@ -36,7 +36,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from minipaged.course.stubs import MarkerError, make_stub
-from minipaged.course.tasks import graded_chapters, load_tasks
+from minipaged.course.tasks import exercise_file, graded_chapters, load_tasks, original_file
 
 ROOT = Path(__file__).resolve().parent.parent
 METADATA = {
@@ -106,7 +106,7 @@ def update_exercises(root: Path, keys: list[str], check: bool) -> list[Path]:
         if (keys and chapter.key not in keys) or not solution.exists():
             continue
         stub = make_stub(solution.read_text(encoding="utf-8"), chapter.file_stem, load_tasks(root, chapter))
-        if update_exercise(root / "exercises" / solution.name, stub, check):
+        if update_exercise(exercise_file(root, chapter), original_file(root, chapter), stub, check):
             stale.append(solution)
     return stale
 
@@ -116,9 +116,8 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def update_exercise(exercise: Path, stub: str, check: bool) -> bool:
+def update_exercise(exercise: Path, original: Path, stub: str, check: bool) -> bool:
     """Write one exercise and its original unless `check`, and say whether it was (or is) stale."""
-    original = exercise.parent / "originals" / exercise.name
     before, now = (read(path) for path in (original, exercise))
     stale = before != stub or now != stub
     if stale and check:

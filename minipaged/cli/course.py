@@ -16,7 +16,15 @@ import click
 from minipaged.chapters import Chapter
 from minipaged.course.progress import Progress
 from minipaged.course.report import WIDTH, ChapterReport, check_chapter, render, wrap
-from minipaged.course.tasks import Task, find_chapter, find_root, graded_chapters, load_tasks
+from minipaged.course.tasks import (
+    Task,
+    exercise_file,
+    find_chapter,
+    find_root,
+    graded_chapters,
+    load_tasks,
+    original_file,
+)
 
 POLL_S = 0.3
 
@@ -104,8 +112,7 @@ def reset(chapter: str, yes: bool) -> None:
     """
     root = find_root()
     found = find_chapter(root, chapter)
-    file = root / "exercises" / f"{found.file_stem}.py"
-    original = root / "exercises" / "originals" / file.name
+    file, original = exercise_file(root, found), original_file(root, found)
     if not original.is_file():
         raise ValueError(f"{original} is missing; get it back with `git checkout -- exercises/originals`")
     fresh = original.read_text(encoding="utf-8")

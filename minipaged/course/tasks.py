@@ -84,10 +84,19 @@ def grader_file(root: Path, chapter: Chapter) -> Path:
     return root / "tests" / f"test_{chapter.file_stem}.py"
 
 
+def exercise_file(root: Path, chapter: Chapter) -> Path:
+    """exercises/chNN_name.py, the reader's own, whether it exists or not."""
+    return root / "exercises" / f"{chapter.file_stem}.py"
+
+
+def original_file(root: Path, chapter: Chapter) -> Path:
+    """exercises/originals/chNN_name.py: the exercise as it came."""
+    return root / "exercises" / "originals" / f"{chapter.file_stem}.py"
+
+
 def is_untouched(root: Path, chapter: Chapter) -> bool:
-    """Whether the reader's exercise is still as it came: equal to its copy in exercises/originals/."""
-    exercise = root / "exercises" / f"{chapter.file_stem}.py"
-    original = exercise.parent / "originals" / exercise.name
+    """Whether the reader's exercise is still as it came."""
+    exercise, original = exercise_file(root, chapter), original_file(root, chapter)
     return original.is_file() and exercise.is_file() and exercise.read_bytes() == original.read_bytes()
 
 

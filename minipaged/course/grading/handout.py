@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from minipaged.chapters import Chapter
-from minipaged.course.tasks import graded_chapters, grader_file, hidden_file
+from minipaged.course.tasks import exercise_file, graded_chapters, grader_file, hidden_file, original_file
 
 COURSE = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "minipaged", "kernels")
 FOR_STUDENTS = ("Makefile", "docs", "notebooks")
@@ -80,9 +80,9 @@ def _copy(root: Path, out: Path, names: Iterable[str], chapters: list[Chapter]) 
     _copy_file(root, out, root / "tests" / "conftest.py")
     for chapter in chapters:
         _copy_file(root, out, grader_file(root, chapter))
-        original = root / "exercises" / "originals" / f"{chapter.file_stem}.py"
+        original = original_file(root, chapter)
         _copy_file(root, out, original)
-        shutil.copyfile(original, out / "exercises" / original.name)
+        shutil.copyfile(original, exercise_file(out, chapter))
 
 
 def _copy_file(root: Path, out: Path, file: Path) -> None:

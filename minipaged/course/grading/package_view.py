@@ -18,6 +18,7 @@ from pathlib import Path
 
 import minipaged
 from minipaged.chapters import Chapter
+from minipaged.course.tasks import original_file
 
 PACKAGE = Path(str(minipaged.__file__)).parent
 # In these chapters, the tests give a task what another task of the chapter builds. There, only the functions
@@ -42,7 +43,7 @@ def package_files() -> dict[str, Path]:
 @cache
 def hidden_functions(root: Path, chapter: Chapter, task: int) -> Functions:
     """The functions that are taken out while `task` is judged, by qualified name."""
-    file = root / "exercises" / "originals" / f"{chapter.file_stem}.py"
+    file = original_file(root, chapter)
     tree = ast.parse(file.read_text(encoding="utf-8"))
     hidden: Functions = {}
     for name, function in _definitions(tree).items():
