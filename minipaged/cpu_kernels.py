@@ -3,9 +3,10 @@
 Why it exists: with one new token per sequence, PyTorch spends a third of a step and more on small operators
 and on gathering scattered K/V into one piece. A loop reads K and V where they lie, once for all the query
 heads that share them. It is what a GPU kernel does, in plain Python: a task is a sequence and a KV head.
-What it leaves out: matrix products (`minipaged.linear`), prompts, dtypes other than float32; those go to
-PyTorch, whose results these equal up to rounding. numba is optional, and without it nothing imports this
-module. Compiled code is kept in `__pycache__`, so that only the first start waits for the compiler.
+What it leaves out: matrix products (`minipaged.linear`), prompts, float16; those go to PyTorch, whose results
+these equal up to rounding. bfloat16, which numba doesn't know, is seen as int16, widened to float32 when it
+is read and rounded when it is stored. numba is optional, and without it nothing imports this module. Compiled
+code is kept in `__pycache__`, so that only the first start waits for the compiler.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ import numba
 import numpy as np
 import torch
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig
 from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache, paged_attention
 
+DTYPES = {torch.float32: np.float32, torch.bfloat16: np.int16}  # as PyTorch and as the loops see a number
 MAX_ROWS = 32  # one thread does the small operators; PyTorch's use all, so for many rows they are faster
 
 f32 = np.float32
 # fastmath: sums may be taken in any order, that is 8 or 16 terms at a time.
 # forceinline: where these are called head sizes are known, so loops are unrolled: 2.5 times as fast.
+INLINED = {"fastmath": True, "error_model": "numpy", "forceinline": True}
 compiled = numba.njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
-inlined = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
+inlined = numba.njit(**INLINED)
 
 
 @inlined
@@ -52,17 +55,49 @@ def exp(x: float) -> float:
     return series * np.int32((np.int32(n) + 127) << 23).view(np.float32)
 
 
+def widen(x: Any) -> Any:
+    """A number as float32: itself, or the bfloat16 whose bits it is, which are a float32's upper half."""
+
+
+def narrow(x: Any, array: Any) -> Any:
+    """A float32 as what the array holds: itself, or the bits of the nearest bfloat16 (of two, the even
+    one)."""
+
+
+@overload(widen, jit_options=INLINED)
+def _widen(x: Any) -> Any:
+    def same(x: Any) -> Any:
+        return x
+
+    def shifted(x: Any) -> Any:
+        return np.int32(np.int32(x) << 16).view(np.float32)
+
+    return shifted if x == types.int16 else same
+
+
+@overload(narrow, jit_options=INLINED)
+def _narrow(x: Any, array: Any) -> Any:
+    def same(x: Any, array: Any) -> Any:
+        return x
+
+    def rounded(x: Any, array: Any) -> Any:
+        bits = np.float32(x).view(np.int32)
+        return np.int16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+    return rounded if array.dtype == types.int16 else same
+
+
 @compiled
 def _add_norm(x: Any, delta: Any, weight: Any, eps: float, out: Any) -> None:
     rows, width = x.shape
     for row in range(rows):
         total = f32(0)
         for i in range(width):
-            x[row, i] += delta[row, i]
-            total += x[row, i] * x[row, i]
+            x[row, i] = narrow(widen(x[row, i]) + widen(delta[row, i]), x)
+            total += widen(x[row, i]) * widen(x[row, i])
         factor = f32(1) / math.sqrt(total / f32(width) + eps)
         for i in range(width):
-            out[row, i] = x[row, i] * factor * weight[i]
+            out[row, i] = narrow(widen(x[row, i]) * factor * widen(weight[i]), out)
 
 
 @compiled
@@ -70,8 +105,8 @@ def _swish(gate: Any, up: Any) -> None:
     rows, width = gate.shape
     for row in range(rows):
         for i in range(width):
-            x = gate[row, i]
-            gate[row, i] = x / (f32(1) + exp(-x)) * up[row, i]
+            x = widen(gate[row, i])
+            gate[row, i] = narrow(x / (f32(1) + exp(-x)) * widen(up[row, i]), gate)
 
 
 @inlined
@@ -87,7 +122,7 @@ def _rotate(x: Any, cos: Any, sin: Any, D: int) -> None:
 def _attend(
     q: Any, k_cache: Any, v_cache: Any, g: int, table: Any, context_len: int, D: int, R: int, out: Any
 ) -> None:
-    """out = softmax(q Kᵀ / √D) V for the R query heads that share KV head g. q, out: [R, D]."""
+    """out = softmax(q Kᵀ / √D) V for the R query heads that share KV head g. q, out: [R, D] of float32."""
     B = k_cache.shape[1]
     weights = np.empty((R, context_len), f32)
     for t in range(context_len):
@@ -95,7 +130,7 @@ def _attend(
         for r in range(R):
             score = f32(0)
             for d in range(D):
-                score += q[r, d] * k_cache[block, offset, g, d]
+                score += q[r, d] * widen(k_cache[block, offset, g, d])
             weights[r, t] = score * f32(D**-0.5)
     for r in range(R):
         largest, total = f32(-np.inf), f32(0)
@@ -113,7 +148,7 @@ def _attend(
         for r in range(R):
             weight = weights[r, t]
             for d in range(D):
-                out[r, d] += weight * v_cache[block, offset, g, d]
+                out[r, d] += weight * widen(v_cache[block, offset, g, d])
 
 
 @intrinsic
@@ -139,36 +174,43 @@ def _take_number(typing_context: Any, counter: Any) -> Any:
 
 
 @cache
-def _decode_kernel(head_dim: int, heads_per_group: int) -> Any:
+def _decode_kernel(head_dim: int, heads_per_group: int, dtype: torch.dtype) -> Any:
     """RoPE, storing and attention of one layer, for one new token per sequence: a C function of one argument,
     the address of `CompiledOperators.arguments`, that several threads may run."""
-    D, R = head_dim, heads_per_group
+    D, R, number = head_dim, heads_per_group, DTYPES[dtype]
 
     @numba.cfunc(types.void(types.CPointer(types.int64)), fastmath=True, error_model="numpy", cache=True)
     def run(arguments: Any) -> None:
         _, layer, rows, S, L, N, B, G, M = numba.carray(arguments, 9)
         addresses = numba.carray(arguments, 18)[9:]
-        qkv = numba.carray(_pointer(addresses[0]), (rows, G * R + 2 * G, D), f32)
-        k_cache = numba.carray(_pointer(addresses[1]), (L, N, B, G, D), f32)[layer]
-        v_cache = numba.carray(_pointer(addresses[2]), (L, N, B, G, D), f32)[layer]
+        qkv = numba.carray(_pointer(addresses[0]), (rows, G * R + 2 * G, D), number)
+        k_cache = numba.carray(_pointer(addresses[1]), (L, N, B, G, D), number)[layer]
+        v_cache = numba.carray(_pointer(addresses[2]), (L, N, B, G, D), number)[layer]
         slot_mapping = numba.carray(_pointer(addresses[3]), (S,), np.int64)
         block_tables = numba.carray(_pointer(addresses[4]), (S, M), np.int64)
         context_lens = numba.carray(_pointer(addresses[5]), (S,), np.int64)
         cos = numba.carray(_pointer(addresses[6]), (rows, D // 2), f32)
         sin = numba.carray(_pointer(addresses[7]), (rows, D // 2), f32)
-        out = numba.carray(_pointer(addresses[8]), (rows, G, R, D), f32)
+        out = numba.carray(_pointer(addresses[8]), (rows, G, R, D), number)
+        q, k, context = np.empty((R, D), f32), np.empty(D, f32), np.empty((R, D), f32)
         task = _take_number(arguments)
         while task < S * G:  # a task reads no K and V of this step but those that it has stored itself
             s, g = task // G, task % G
-            q, k, v = qkv[s, g * R : (g + 1) * R], qkv[s, G * R + g], qkv[s, G * R + G + g]
             for r in range(R):
+                for d in range(D):
+                    q[r, d] = widen(qkv[s, g * R + r, d])
                 _rotate(q[r], cos[s], sin[s], D)
+            for d in range(D):
+                k[d] = widen(qkv[s, G * R + g, d])
             _rotate(k, cos[s], sin[s], D)
             block, offset = slot_mapping[s] // B, slot_mapping[s] % B
             for d in range(D):
-                k_cache[block, offset, g, d] = k[d]
-                v_cache[block, offset, g, d] = v[d]
-            _attend(q, k_cache, v_cache, g, block_tables[s], context_lens[s], D, R, out[s, g])
+                k_cache[block, offset, g, d] = narrow(k[d], k_cache)
+                v_cache[block, offset, g, d] = qkv[s, G * R + G + g, d]
+            _attend(q, k_cache, v_cache, g, block_tables[s], context_lens[s], D, R, context)
+            for r in range(R):
+                for d in range(D):
+                    out[s, g, r, d] = narrow(context[r, d], out)
             task = _take_number(arguments)
 
     return run
@@ -187,6 +229,11 @@ def _find_parallel() -> Any:
 run_in_threads = _find_parallel()
 
 
+def _seen(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The same memory as the loops see it."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 class CompiledOperators(Operators):
     """The operators of a step of decodes, one loop each. Results are good until the next call."""
 
@@ -200,9 +247,10 @@ class CompiledOperators(Operators):
     ) -> None:
         rows, S = len(angles), len(batch.context_lens)
         self.eps = f32(config.rms_norm_eps)
-        self.normed = torch.empty(rows, config.hidden_size)
-        self.context = torch.zeros(rows, config.num_heads * config.head_dim)  # rows past T stay 0
-        self.kernel = _decode_kernel(config.head_dim, config.num_heads // config.num_kv_heads)
+        dtype = kv_cache.k.dtype
+        self.normed = torch.empty(rows, config.hidden_size, dtype=dtype)
+        self.context = torch.zeros(rows, config.num_heads * config.head_dim, dtype=dtype)  # past T: stays 0
+        self.kernel = _decode_kernel(config.head_dim, config.num_heads // config.num_kv_heads, dtype)
         self.num_threads = min(torch.get_num_threads(), S * config.num_kv_heads)
         # They are known to the kernel by address, so they must live as long as the step does.
         self.tensors = (
@@ -216,7 +264,7 @@ class CompiledOperators(Operators):
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         normed = self.normed[: len(x)]
-        _add_norm(x.numpy(), delta.numpy(), weight.numpy(), self.eps, normed.numpy())
+        _add_norm(_seen(x), _seen(delta), _seen(weight), self.eps, _seen(normed))
         return normed
 
     def attend(
@@ -228,7 +276,7 @@ class CompiledOperators(Operators):
         return self.context
 
     def swish(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        _swish(gate.numpy(), up.numpy())
+        _swish(_seen(gate), _seen(up))
         return gate
 
 
@@ -244,7 +292,7 @@ def operators_for(
     covered = (
         attention is paged_attention
         and type(kv_cache) is KVCache
-        and kv_cache.k.dtype == torch.float32
+        and kv_cache.k.dtype in DTYPES
         and kv_cache.k.device.type == "cpu"
         and not config.qk_norm
         and len(batch.token_ids) <= MAX_ROWS

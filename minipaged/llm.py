@@ -49,9 +49,9 @@ class LLM:
     enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute", or "swap" to
     `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
     device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch"; "triton", the
-    kernels (on a CPU interpreted: slow, for learning); "numba", loops compiled for decoding in float32 on a
-    CPU; or "auto": triton on a GPU, numba where it is installed and the model not tiny. seed: of requests
-    that bring none. parts: layers to use instead of the package's (`load_parts`).
+    kernels (on a CPU interpreted: slow, for learning); "numba", loops compiled for decoding on a CPU, in
+    float32 or bfloat16; or "auto": triton on a GPU, numba where it is installed and the model not tiny. seed:
+    of requests that bring none. parts: layers to use instead of the package's (`load_parts`).
     """
 
     def __init__(

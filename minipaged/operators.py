@@ -88,9 +88,10 @@ def find_operators(
     """What makes the operators of a step: `Operators`, or a function that takes compiled ones where it can.
 
     "numba" asks for these, and is a ValueError where they can't be had; "auto" takes them if they can, for a
-    model that they were made for: float32, on a CPU, not tiny.
+    model that they were made for: float32 or bfloat16, on a CPU, not tiny.
     """
-    made_for = dtype == torch.float32 and device.type == "cpu" and config.hidden_size >= WORTH_COMPILING
+    known = dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
+    made_for = known and config.hidden_size >= WORTH_COMPILING
     if backend in ("torch", "triton") or (backend == "auto" and not made_for):
         return Operators
     try:

@@ -19,6 +19,7 @@ from minipaged.parts import Parts
 from tests.reference import TINY, greedy, prompt_of
 from tests.test_model import Runner, config_named
 
+numba = pytest.importorskip("numba", reason="numba is not installed")
 cpu_kernels = pytest.importorskip("minipaged.cpu_kernels", reason="numba is not installed")
 # Two pairs of head size and group: every other is a few seconds of compiling.
 NAMES = ["llama", "llama, 3 layers, group 3, head 20", "llama 3 rope", "llama, eps and theta", "qwen2"]
@@ -65,6 +66,41 @@ def test_a_decode_gives_the_logits_of_pytorchs_operators(name: str, lens: list[i
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["llama", "llama, 3 layers, group 3, head 20", "qwen2"])
+def test_a_decode_in_bfloat16_is_wrong_by_no_more_than_pytorchs_operators_are(name: str, threads: int):
+    config, given, lens = config_named(name), Counting(), [2, 32, 17, 4, 5, 31]
+    exact = decode(Runner(config), lens)
+    ours = decode(Runner(config, torch.bfloat16, operators_for=given), lens)
+    theirs = decode(Runner(config, torch.bfloat16), lens)
+    assert given.kinds[-1] is cpu_kernels.CompiledOperators
+    assert 0 < (ours - exact).norm() < 1.2 * (theirs - exact).norm()
+
+
+def test_bfloat16_is_widened_and_rounded_as_pytorch_does():
+    @numba.njit
+    def widen_all(bits: Any, out: Any) -> None:
+        for i in range(len(bits)):
+            out[i] = cpu_kernels.widen(bits[i])
+
+    @numba.njit
+    def narrow_all(x: Any, out: Any) -> None:
+        for i in range(len(x)):
+            out[i] = cpu_kernels.narrow(x[i], out)
+
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    every = every[~every.isnan()]
+    wide, bits = torch.empty(len(every)), torch.empty(len(every), dtype=torch.int16)
+    widen_all(every.view(torch.int16).numpy(), wide.numpy())
+    assert torch.equal(wide, every.float())
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(-(2**15), 2**15, wide.shape, generator=generator, dtype=torch.int32)
+    between, halfway = (wide.view(torch.int32) + offset for offset in (noise, 2**15))
+    for x in (wide, between.view(torch.float32), halfway.view(torch.float32)):
+        x = x.nan_to_num(1.0)
+        narrow_all(x.numpy(), bits.numpy())
+        assert torch.equal(bits.view(torch.bfloat16), x.bfloat16())
+
+
 def test_scores_far_apart_and_far_from_zero_do_no_harm():
     """A large q makes scores of hundreds of either sign: softmax must subtract the largest first."""
     config, runners = TINY, []
@@ -96,7 +132,8 @@ def kind(config: ModelConfig, dtype: torch.dtype = torch.float32, num_seqs: int 
 def test_what_the_loops_do_not_cover_goes_to_pytorch():
     assert kind(TINY) is cpu_kernels.CompiledOperators
     assert kind(config_named("qwen3")) is Operators
-    assert kind(TINY, torch.bfloat16) is Operators
+    assert kind(TINY, torch.bfloat16) is cpu_kernels.CompiledOperators
+    assert kind(TINY, torch.float16) is Operators
     given = Counting()
     runner = Runner(TINY, operators_for=given)
     runner.run([(prompt_of(5), 0, 4)])
@@ -149,7 +186,8 @@ def test_who_gets_compiled_loops(monkeypatch: pytest.MonkeyPatch):
     assert find_operators("torch", big, torch.float32, CPU) is Operators
     assert find_operators("auto", big, torch.float32, CPU) is cpu_kernels.operators_for
     assert find_operators("auto", TINY, torch.float32, CPU) is Operators
-    assert find_operators("auto", big, torch.bfloat16, CPU) is Operators
+    assert find_operators("auto", big, torch.bfloat16, CPU) is cpu_kernels.operators_for
+    assert find_operators("auto", big, torch.float16, CPU) is Operators
     assert find_operators("auto", big, torch.float32, torch.device("cuda")) is Operators
     monkeypatch.setitem(sys.modules, "minipaged.cpu_kernels", None)  # as if it could not be imported
     assert find_operators("auto", big, torch.float32, CPU) is Operators

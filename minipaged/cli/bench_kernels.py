@@ -122,7 +122,7 @@ def attentions(
         return out.transpose(1, 2).reshape(S * Q, H, D)
 
     found = {"contiguous": contiguous, "triton" if device.type == "cuda" else "torch": paged}
-    if Q == 1 and dtype == torch.float32 and device.type == "cpu" and find_spec("numba"):
+    if Q == 1 and dtype != torch.float16 and device.type == "cpu" and find_spec("numba"):
         found["numba"] = _compiled_decode(shape, q, kv_cache, tables, context_lens, starts)
     return found
 

@@ -124,13 +124,13 @@ def _check_triton() -> Finding:
 def _check_numba() -> Finding:
     if find_spec("numba") is None:
         remedy = f"For its loops: {INSTALL} numba" if sys.platform == "linux" else ""
-        return Finding("ok", "not installed: float32 on a CPU is slower without its compiled loops", remedy)
+        return Finding("ok", "not installed: a CPU is slower without its compiled loops", remedy)
     try:
         import minipaged.cpu_kernels  # noqa: F401
     except Exception as error:
         found = f"{metadata.version('numba')}, but its loops can't be used: {error}"
         return Finding("warning", found, "PyTorch's operators take their place, more slowly.")
-    return Finding("ok", f"{metadata.version('numba')}, compiled loops for float32 on the CPU")
+    return Finding("ok", f"{metadata.version('numba')}, compiled loops for the CPU")
 
 
 def _check_jupyter() -> Finding:
