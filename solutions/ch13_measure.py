@@ -3,11 +3,12 @@
 You write the arithmetic of a benchmark: what raw times say (task 1), what a step should take (task 2), what
 two engines' runs say about them and what is wrong with an experiment (task 3), how sure one can be (task 4),
 and how many requests are there at once (task 5). Task 6 is a challenge: the paper's Figure 13, without a
-single run. Everything is numbers in, numbers out; nothing here takes a time.
+single run. Everything is numbers in, numbers out; nothing here takes a time. An `Iterable` may be a
+generator, which can be gone through once.
 
-The simulator prices its steps with task 2, and `minipaged bench` reports with tasks 1 and 5. Types and the
-names of faults are given: see `minipaged/measure.py`, but not further down than its classes, for the answers
-stand there too.
+The simulator prices its steps with task 2, and `minipaged bench` reports with tasks 1, 4 and 5. Types and
+the names of faults are given: see `minipaged/measure.py`, but not further down than its classes, for the
+answers stand there too.
 
 `minipaged check ch13` grades this file, `minipaged hint ch13` helps.
 """
@@ -39,7 +40,7 @@ def percentile(values: Iterable[float], percent: int) -> float:
     """The smallest of the values that at least `percent` % of them do not exceed (the nearest rank).
 
     It is always a value that occurred: nothing is averaged. `values` stay as they are, in any order. percent
-    is a whole number from 1 to 100. ValueError if it is not (with the number), and if there are no values.
+    is an int; ValueError if it is not from 1 to 100 (with the number), and if there are no values.
 
     Example: of [40, 10, 30, 20], 50 % do not exceed 20, so the 50th percentile is 20; for the 51st two values
     are too few, it is 30. The 99th percentile of 50 values is the largest, of 100 the second largest.
@@ -362,11 +363,11 @@ def sustained_rate(curve: Mapping[float, float], limit: float) -> float | None:
 
     `curve` is the measured latency by request rate, in the order of the rates. Between two rates that follow
     each other the latency is taken to lie on a straight line. The answer is on the first line that comes from
-    below the limit and reaches it. None if there is none: if the limit is not reached at all, or was reached
-    at the first rate already, so that the knee lies before what was measured.
+    below the limit and reaches it. None if there is no such line: if the limit is nowhere reached, or if no
+    line begins below it, so that the knee lies before what was measured.
 
     Example: {1.0: 0.1, 2.0: 0.3} and a limit of 0.2: 1.5. With a limit of 0.3: 2.0. With 0.4, or with 0.1:
-    None.
+    None. {1.0: 0.3, 2.0: 0.1, 3.0: 0.3} and 0.2: 2.5, for the first line comes from above.
     """
     # Task 5
     # 1. Neighbours: itertools.pairwise of curve.items().

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
@@ -97,6 +97,8 @@ PER_GAP = "divided by the gaps, not by the tokens: that is the time per output t
 MEAN_GAPS = "one mean gap for each request, not every gap: the slow ones drown"
 NOT_COUNTED = "the requests that never got a token were not counted"
 ZERO_FIRST = "a request without a token was given a time to first token"
+WHY_UNSERVED = "only those who gave up were counted: whoever got no token is unserved, for whatever reason"
+READ_ONCE = "with an iterator: it can be gone through once"
 
 # -- task 2
 READ_PER_TOKEN = "the matrices were read once for each token: they are read once for all, so batching pays"
@@ -108,6 +110,7 @@ ONLY_SCORE = "only the score was counted: the weighted sum takes as much again"
 BITS_OR_NUMBERS = "numbers were counted, not bytes: each has itemsize of them"
 IDLE_READS = "a step without tokens reads nothing"
 SHARED_HEAD = "layers were forgotten"
+ALWAYS_TWO_BYTES = "itemsize was taken to be 2, or to change the number of FLOPs"
 SUM_OF_BOTH = "reading and computing were added: a part does both at the same time"
 MAX_OF_SUMS = "the longer of the sums: a part can't be computed while another one is still being read"
 NO_LAUNCHES = "the launches were left out"
@@ -126,9 +129,16 @@ OTHER_WAY = "the other way round: above 1 shall mean that ours is faster"
 WARM_UP_COUNTED = "the warm-up was counted"
 UNEQUAL_COUNTED = "a round in which they did different work was counted"
 BEST_OF_OURS = "the best round was taken instead of each one"
+OTHER_ROUND = "runs of different rounds were compared: if one is missing, the next one is not its partner"
+COMPUTED_ALIKE = "as many tokens computed are not the same work: answers and cache count each for itself"
 WARM_UP_ONCE = "one engine's warm-up was enough: the other one began cold"
 ONE_BY_ONE = "one round more for one engine was called unfair: an odd number can't be shared evenly"
 BEGAN_BY_ROUND = "who begins was not read from `started`"
+SOME_TURNS = "two more is unfair, even if the other one began some rounds as well"
+MISSING_CANCEL = "one run missing on each side are two, and don't make up for each other"
+ROUND_LEFT_OUT = "a round in which nobody ran has no missing run: both or neither is fair"
+WARMED_TWICE = "the runs of round 0 were counted: they may be of one engine"
+OTHER_LENGTHS = "runs of different rounds were compared, or those of the warm-up"
 WARM_UP_BEGAN = "the warm-up was counted among the rounds that somebody began"
 FAILED_AS_SHORT = "a request that failed was called an unequal length: it has a name of its own"
 INCOMPLETE_FAILED = "a failure in a round without a partner was not seen: every run that counts is looked at"
@@ -142,6 +152,8 @@ RANGE_OF_FEW = "the smallest to the largest, although so few rounds say too litt
 ONE_SIDED = "only one side was counted: the true median can be missed on either side"
 ONE_STEP_IN = "k is one too large: it misses more often than allowed"
 ONE_STEP_OUT = "k is one too small: a narrower interval would still be sure enough"
+BY_MEAN = "judged by the mean: one round that went wrong moves it, and no interval"
+NOT_CLEARLY = "a margin was asked for: 1.001 in every round is above 1"
 MEDIAN_LOW = "of an even number of values the median is the mean of the two in the middle"
 STRICT = "a chance of exactly 100 - percent % is allowed"
 BY_MEDIAN = "judged by the median alone: it may be chance"
@@ -158,6 +170,7 @@ FIRST_RATE_ABOVE = "the first measured rate that is not below the limit: the kne
 EXTRAPOLATED = "a rate that was not measured: beyond the last one, or before the first, nothing is known"
 AT_THE_LIMIT = "a latency of exactly the limit has reached it"
 LAST_CROSSING = "the last line that crosses the limit, not the first"
+FLAT = "a line that stays where it is has no place at which it reaches the limit"
 MIDDLE = "the middle between the two rates: it depends on where the limit lies between the latencies"
 
 # -- task 6
@@ -217,6 +230,7 @@ def test_of_a_hundred_values_each_percentile_is_one(layer: Layer) -> None:
     wrong = [(float_ranks, FLOAT_RANK), (times_ranks, FLOAT_RANK), ([100] * 100, LARGEST)]
     what = "percentile(1 … 100 in falling order, p) for p = 1 … 100"
     expect(what, got, list(range(1, 101)), [each for each in wrong if each[0] != list(range(1, 101))])
+    expect("percentile(1 … 101, 1)", layer.percentile(list(range(1, 102)), 1), 2, {1: RANK_TOO_LOW})
 
 
 @pytest.mark.task(1)
@@ -281,23 +295,67 @@ def test_what_came_before_an_answer_was_cut_off_counts(layer: Layer, reason: str
 
 @pytest.mark.task(1)
 def test_who_never_got_a_token_is_counted(layer: Layer) -> None:
-    requests = [(0.0, [], "abort"), (1.0, [2.0], "stop"), (1.0, [], "abort"), (2.0, [4.0, 5.0], "abort")]
+    requests = [(0.0, [], "abort"), (1.0, [2.0], "stop"), (1.0, [], "capacity"), (2.0, [4.0, 5.0], "abort")]
     got = report_of(layer, *requests)
     mistakes = [
         (([1.0, 2.0], [1.0], [1.0], 0), NOT_COUNTED),
         (([0.0, 1.0, 0.0, 2.0], [1.0], [1.0], 2), ZERO_FIRST),
-        (([1.0, 2.0], [1.0], [1.0], 3), "all aborted requests were counted: one of them had its tokens"),
+        (([1.0, 2.0], [1.0], [1.0], 1), WHY_UNSERVED),
     ]
     expect(f"latencies({requests})", got, ([1.0, 2.0], [1.0], [1.0], 2), mistakes)
     expect("latencies([])", report_of(layer), ([], [], [], 0))
 
 
 @pytest.mark.task(1)
+def test_requests_that_can_be_read_only_once_are_reported(layer: Layer) -> None:
+    got = layer.percentile(iter([40, 10, 30, 20]), 50)
+    expect(f"percentile(iter([40, 10, 30, 20]), 50), {READ_ONCE}", got, 20)
+    got = layer.latencies(iter([(0.0, [], "abort"), (1.0, [2.0, 2.5], "stop")]))
+    what = f'latencies(iter([(0.0, [], "abort"), (1.0, [2.0, 2.5], "stop")])), {READ_ONCE}'
+    expect(what, got, ([1.0], [0.5], [0.75], 1))
+
+
+@pytest.mark.task(1)
 @settings(max_examples=40)
-@given(values=st.lists(st.integers(0, 20), min_size=1, max_size=12), percent=st.integers(1, 100))
-def test_any_percentile(layer: Layer, values: list[int], percent: int) -> None:
+@given(
+    numbers=st.lists(st.integers(-20, 20), min_size=1, max_size=12),
+    unit=st.sampled_from([1, 1 / 16]),
+    percent=st.integers(1, 100),
+)
+def test_any_percentile(layer: Layer, numbers: list[int], unit: float, percent: int) -> None:
+    values = [unit * number for number in numbers]
     enough = [v for v in values if 100 * sum(each <= v for each in values) >= percent * len(values)]
     expect(f"percentile({values}, {percent})", layer.percentile(list(values), percent), min(enough))
+
+
+@pytest.mark.task(1)
+@settings(max_examples=40)
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.lists(st.integers(0, 2), max_size=3),
+            st.sampled_from(["stop", "length", "abort", "capacity"]),
+        ),
+        max_size=4,
+    )
+)
+def test_any_waits(layer: Layer, drawn: list[tuple[int, list[int], str]]) -> None:
+    """Arrivals, and how long each token lets one wait, in sixteenths of a second; some come at once."""
+    requests = [
+        (arrival / 16, [time / 16 for time in accumulate(waits, initial=arrival)][1:], reason)
+        for arrival, waits, reason in drawn
+    ]
+    passed = [(arrival, list(times), reason) for arrival, times, reason in requests]
+    ended = [waits for _, waits, reason in drawn if waits and reason in ("stop", "length")]
+    expected = (
+        [waits[0] / 16 for _, waits, _ in drawn if waits],
+        [wait / 16 for _, waits, _ in drawn for wait in waits[1:]],
+        nines([sum(waits) / 16 / len(waits) for waits in ended]),
+        sum(not waits for _, waits, _ in drawn),
+    )
+    expect(f"latencies({requests})", report_of(layer, *passed), expected)
+    expect("the requests that were passed in", passed, requests)
 
 
 # -- task 2: what a step should take -----------------------------------------------------------------
@@ -328,6 +386,32 @@ def test_attention_reads_kv_heads_and_computes_query_heads(layer: Layer) -> None
     what = "attention_work(10, 7, num_layers=3, num_heads=8, num_kv_heads=2, head_dim=16, itemsize=2)"
     expect(what, got, (3840, 10_752), mistakes)
     expect("attention_work(0, 0, …)", tuple(layer.attention_work(0, 0, **shape)), (0, 0))
+    got = tuple(layer.attention_work(10, 7, **shape | {"itemsize": 4}))
+    mistakes = [((3840, 10_752), ALWAYS_TWO_BYTES), ((7680, 21_504), ALWAYS_TWO_BYTES)]
+    expect("the same with itemsize=4", got, (7680, 10_752), mistakes)
+
+
+@pytest.mark.task(2)
+@settings(max_examples=30)
+@given(
+    num_read=st.integers(0, 3), num_pairs=st.integers(0, 3), num_layers=st.integers(1, 2),
+    num_kv_heads=st.integers(1, 2), group=st.integers(1, 3), head_dim=st.integers(1, 3),
+    itemsize=st.integers(1, 4),
+)  # fmt: skip
+def test_any_work_number_by_number(
+    layer: Layer, num_read: int, num_pairs: int, num_layers: int, num_kv_heads: int, group: int,
+    head_dim: int, itemsize: int,
+) -> None:  # fmt: skip
+    read = product("KV", *map(range, (num_read, num_layers, num_kv_heads, head_dim)))
+    num_heads = group * num_kv_heads
+    done = product("·+", ("score", "sum"), *map(range, (num_pairs, num_layers, num_heads, head_dim)))
+    expected = (itemsize * len(list(read)), len(list(done)))
+    arguments = (num_read, num_pairs, num_layers, num_heads, num_kv_heads, head_dim, itemsize)
+    expect(f"attention_work{arguments}", tuple(layer.attention_work(*arguments)), expected)
+    done = product("·+", *map(range, (num_pairs, head_dim)))
+    expected = (itemsize * head_dim if num_pairs else 0, len(list(done)))
+    arguments = (num_pairs, head_dim, itemsize)
+    expect(f"linear_work{arguments}", tuple(layer.linear_work(*arguments)), expected)
 
 
 @pytest.mark.task(2)
@@ -373,13 +457,31 @@ def test_parts_come_one_after_the_other_and_launches_besides(layer: Layer) -> No
     expect(f"{what[:-1]}, num_launches=6, launch_s=0.5)", got, 11.0)
 
 
+@pytest.mark.task(2)
+@settings(max_examples=40)
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=5),
+    bytes_per_s=st.sampled_from([1e6, 2e6, 3e6]),
+    launches=st.integers(0, 2),
+)
+def test_any_parts(layer: Layer, parts: list[tuple[int, int]], bytes_per_s: float, launches: int) -> None:
+    """Some microseconds, which is what a real kernel takes, and parts that can be gone through once."""
+    work = layer.given("minipaged.measure").Work
+    got = layer.work_seconds(iter([work(*part) for part in parts]), bytes_per_s, 2e6, launches, 5e-6)
+    each = [max(Fraction(part[0], int(bytes_per_s)), Fraction(part[1], 2_000_000)) for part in parts]
+    what = f"10⁶ · work_seconds(iter({parts}), {bytes_per_s:g}, 2e+06, {launches}, 5e-06)"
+    micros = nine(1e6 * got) if isinstance(got, float | int) else got
+    expect(what, micros, nine(float(10**6 * sum(each) + 5 * launches)))
+
+
 # itemsize, bytes and FLOPs a second, the answer, and wrong answers with the names of their mistakes.
 CROSSINGS = [
     (2, 1000.0, 2000.0, 2, {1: UPSIDE_DOWN, 4: NO_HALF}),
     (4, 1000.0, 2000.0, 4, {8: NO_HALF, 2: "itemsize was left out: larger numbers take longer to read"}),
     (2, 1.555e12, 312e12, 201, {200: ROUNDED_DOWN, 402: NO_HALF, 401: NO_HALF}),
     (2, 3.35e12, 989e12, 296, {295: ROUNDED_DOWN}),
-    (4, 2e10, 1.5e11, 15, {16: "one token more: taking equally long is no less time"}),
+    # Powers of two: in whatever order one divides, it comes out even.
+    (4, 2.0**34, 2.0**37, 16, {17: "one token more: taking equally long is no less time"}),
     (2, 100.0, 1.0, 1, {0: ROUNDED_DOWN}),
 ]
 
@@ -458,6 +560,8 @@ SAME_OR_NOT = [
     ({"cached": [16, 0]}, {}, False, CACHE_FORGOTTEN),
     ({"cached": [16, 0]}, {"cached": [0, 16]}, False, CACHE_FORGOTTEN),
     ({"cached": [16, 0]}, {"cached": [16, 0]}, True, CACHE_AT_ALL),
+    ({"output_lens": [9, 5], "cached": [1, 0]}, {}, False, COMPUTED_ALIKE),
+    ({}, {"cached": [0, 1], "output_lens": [8, 6]}, False, COMPUTED_ALIKE),
 ]
 
 
@@ -496,6 +600,10 @@ def test_a_round_of_unequal_work_is_left_out(layer: Layer) -> None:
     mistakes = [(nines([11 / 9, 1.2, 13 / 11]), UNEQUAL_COUNTED), (nines([1.2, 13 / 11]), CACHE_FORGOTTEN)]
     what = "honest_ratios of 4 rounds: one with unequal lengths, one with a warm cache, one without a run"
     expect(what, got, [1.2], mistakes)
+    runs = without(without(fair(4), "ours", 2), "theirs", 3)
+    mistakes = [(nines([11 / 9, 12 / 11, 14 / 12]), OTHER_ROUND)]
+    what = "honest_ratios of 4 rounds: ours lacks round 2, theirs round 3"
+    expect(what, nines(layer.honest_ratios(iter(runs))), nines([11 / 9, 14 / 12]), mistakes)
     expect("honest_ratios of a warm-up alone", layer.honest_ratios(fair(0)), [], [([1.25], WARM_UP_COUNTED)])
 
 
@@ -554,6 +662,23 @@ FAULTY: list[tuple[str, list[dict[str, Any]], list[str], list[tuple[list[str], s
      [(["a warm cache"], CACHE_AT_ALL)]),
     ("the cache is warm in the warm-up", change(fair(), "ours", 0, cached=[16, 0]), [],
      [(["a warm cache"], WARM_UP_COUNTED)]),
+    ("ours lacks round 2, theirs round 3", without(without(fair(4), "ours", 2), "theirs", 3),
+     ["a missing run"], [([], MISSING_CANCEL)]),
+    ("theirs lacks the only round that counts", without(fair(1), "theirs", 1), ["a missing run"], []),
+    ("nobody ran in round 2", without(without(fair(4), "ours", 2), "theirs", 2), [],
+     [(["a missing run"], ROUND_LEFT_OUT)]),
+    ("ours was warmed up twice, theirs never",
+     [make_run("ours", 0, -20.0, 9.0), *without(fair(), "theirs", 0)], ["no warm-up"], [([], WARMED_TWICE)]),
+    ("ours began three of four rounds", fair(3) + in_a_row(4, "ours")[-2:], ["no turns"], [([], SOME_TURNS)]),
+    ("theirs began four of six rounds",
+     fair(4) + [run | {"started": 200 + run["started"]} for run in in_a_row(6, "theirs")[-4:]],
+     ["no turns"], [([], SOME_TURNS)]),
+    ("the warm-up has other lengths with ours", change(fair(), "ours", 0, output_lens=[7, 5]), [],
+     [(["unequal lengths"], OTHER_LENGTHS)]),
+    ("both have other lengths in round 2",
+     change(change(fair(), "ours", 2, output_lens=[7, 9]), "theirs", 2, output_lens=[7, 9]), [],
+     [(["unequal lengths"], OTHER_LENGTHS)]),
+    ("an empty record", [], ["no warm-up"], []),
     ("they took turns, and the record is sorted by engine",
      sorted(fair(4), key=lambda run: str(run["engine"])), [], [(["no turns"], BEGAN_BY_ROUND)]),
 ]  # fmt: skip
@@ -562,7 +687,9 @@ FAULTY: list[tuple[str, list[dict[str, Any]], list[str], list[tuple[list[str], s
 @pytest.mark.task(3)
 def test_every_fault_is_found_and_no_other(layer: Layer) -> None:
     for what, runs, faults, mistakes in FAULTY:
-        expect(f"find_faults: {what}", layer.find_faults(list(runs)), faults, mistakes)
+        passed = [dict(run) for run in runs]
+        expect(f"find_faults: {what}", layer.find_faults(passed), faults, mistakes)
+        expect("the record that was passed in", passed, runs)
 
 
 ALL = ["no warm-up", "a missing run", "no turns", "failed requests", "unequal lengths", "a warm cache"]
@@ -654,20 +781,51 @@ def test_many_values_make_it_narrow(layer: Layer) -> None:
     expect("the list that was passed in", twenty[0], 20.0, {1.0: IN_PLACE})
 
 
+def ends_by_throwing_coins(n: int, percent: int) -> tuple[int, int] | None:
+    """Which places of n sorted values are the interval's ends, counted from 1; None if it has none."""
+    ways = [1]  # in which the coins thrown so far show 0, 1, … heads
+    for _ in range(n):
+        ways = [tails + heads for tails, heads in zip([*ways, 0], [0, *ways], strict=True)]
+    best, missed = None, 0
+    for k in range(1, n + 1):
+        missed += ways[k - 1] + ways[n - k + 1]  # fewer than k lie below the true median, or fewer above it
+        if 100 * missed > (100 - percent) * 2**n:
+            break
+        best = (k, n + 1 - k)
+    return best
+
+
 @pytest.mark.task(4)
-@settings(max_examples=30)
-@given(n=st.integers(1, 9), percent=st.sampled_from([50, 75, 80, 90, 95, 99]))
-def test_any_number_of_rounds_by_throwing_all_coins(layer: Layer, n: int, percent: int) -> None:
-    """All 2ⁿ ways in which n values can lie around the true median, 0."""
-    best = (-math.inf, math.inf)
-    heads = [sum(coins) for coins in product((0, 1), repeat=n)]  # how many lie below
-    for k in range(1, n // 2 + 2):
-        missed = sum(below < k for below in heads) + sum(n - below < k for below in heads)
-        if missed * 100 <= (100 - percent) * len(heads) and k <= n:
-            best = (float(k), float(n + 1 - k))
-    values = [float(value) for value in range(1, n + 1)]
-    got = interval(layer, values, percent)
-    expect(f"median_interval(1 … {n}, {percent})", got, (best[0], (n + 1) / 2, best[1]))
+@settings(max_examples=60)
+@given(
+    numbers=st.lists(st.integers(-20, 20), min_size=1, max_size=40),
+    percent=st.one_of(st.sampled_from([50, 75, 95]), st.integers(1, 99)),
+)
+def test_any_values_by_throwing_coins(layer: Layer, numbers: list[int], percent: int) -> None:
+    values = [number / 16 for number in numbers]
+    ranked, ends = sorted(values), ends_by_throwing_coins(len(values), percent)
+    low, high = (ranked[ends[0] - 1], ranked[ends[1] - 1]) if ends else (-math.inf, math.inf)
+    middle = (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
+    passed = list(values)
+    what = f"median_interval({values}, {percent})"
+    expect(what, interval(layer, passed, percent), nines((low, middle, high)))
+    expect("the list that was passed in", passed, values, [(ranked, IN_PLACE)] if ranked != values else [])
+
+
+@pytest.mark.task(4)
+def test_more_values_than_floats_can_count(layer: Layer) -> None:
+    """2¹¹⁰⁰ is no float any more. And a chance of a little more than 5 % is more than 5 %."""
+    ends = ends_by_throwing_coins(1100, 95)
+    assert ends
+    got = nines(tuple(layer.median_interval(iter(range(1, 1101)))))
+    what = f"median_interval(iter(range(1, 1101))), {READ_ONCE}"
+    expect(what, got, (float(ends[0]), 550.5, float(ends[1])))
+    for n in range(6, 40):
+        ends = ends_by_throwing_coins(n, 95)
+        assert ends
+        got = interval(layer, [float(value) for value in range(1, n + 1)])
+        mistakes = [((ends[0] + 1.0, (n + 1) / 2, ends[1] - 1.0), ONE_STEP_IN)]
+        expect(f"median_interval(1 … {n})", got, (float(ends[0]), (n + 1) / 2, float(ends[1])), mistakes)
 
 
 # Ratios, the verdict, and wrong ones with the names of their mistakes.
@@ -680,6 +838,10 @@ VERDICTS = [
     ([0.9, 0.8, 0.7, 0.6, 1.0, 0.5], "no difference", {"slower": TOUCHES}),
     ([1.0] * 12, "no difference", {"faster": TOUCHES, "slower": TOUCHES}),
     ([0.5] + [1.1] * 11, "faster", {"no difference": RANGE}),
+    ([1.001] * 6, "faster", {"no difference": NOT_CLEARLY}),
+    ([0.999] * 6, "slower", {"no difference": NOT_CLEARLY}),
+    ([0.2] + [1.05] * 11, "faster", {"slower": BY_MEAN, "no difference": BY_MEAN}),
+    ([9.0] + [0.95] * 11, "slower", {"faster": BY_MEAN, "no difference": BY_MEAN}),
 ]
 
 
@@ -722,12 +884,17 @@ def test_from_the_first_arrival_to_the_last_departure(layer: Layer) -> None:
 @pytest.mark.task(5)
 @settings(max_examples=30)
 @given(stays=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6))
-def test_any_stays_second_by_second(layer: Layer, stays: list[tuple[int, int]]) -> None:
+def test_any_stays_quarter_by_quarter(layer: Layer, stays: list[tuple[int, int]]) -> None:
+    """In quarters of a second."""
     spans = [(arrival, arrival + length) for arrival, length in stays]
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    inside = sum(start <= second < end for second in range(first, last) for start, end in spans)
-    got = nine(layer.mean_inside([(float(start), float(end)) for start, end in spans]))
-    expect(f"mean_inside({spans})", got, nine(inside / (last - first)))
+    inside = sum(start <= quarter < end for quarter in range(first, last) for start, end in spans)
+    seconds = [(start / 4, end / 4) for start, end in spans]
+    passed = list(seconds)
+    expect(f"mean_inside({seconds})", nine(layer.mean_inside(passed)), nine(inside / (last - first)))
+    expect("the list that was passed in", passed, seconds)
+    what = f"mean_inside(iter({seconds})), {READ_ONCE}"
+    expect(what, nine(layer.mean_inside(iter(seconds))), nine(inside / (last - first)))
 
 
 # A curve, the limit, the answer, and wrong answers with the names of their mistakes.
@@ -741,6 +908,8 @@ KNEES = [
     ({1.0: 0.2, 2.0: 0.4}, 0.2, None, {1.0: AT_THE_LIMIT}),
     ({1.0: 0.1, 2.0: 0.3, 3.0: 0.1, 4.0: 0.3}, 0.2, 1.5, {3.5: LAST_CROSSING}),
     ({1.0: 0.3, 2.0: 0.1, 3.0: 0.3}, 0.2, 2.5, {1.5: "a line that comes from above the limit"}),
+    ({1.0: 0.1, 2.0: 0.1, 3.0: 0.3}, 0.2, 2.5, {1.5: FLAT, 2.0: LAST_RATE_BELOW}),
+    ({1.0: 0.1, 2.0: 0.3, 3.0: 0.3}, 0.2, 1.5, {2.0: FIRST_RATE_ABOVE}),
     ({}, 0.2, None, {}),
     ({1.0: 0.1}, 0.2, None, {1.0: EXTRAPOLATED}),
 ]  # fmt: skip
@@ -749,7 +918,9 @@ KNEES = [
 @pytest.mark.task(5)
 def test_the_knee_lies_where_the_line_reaches_the_limit(layer: Layer) -> None:
     for curve, limit, rate, mistakes in KNEES:
-        expect(f"sustained_rate({curve}, {limit})", nine(layer.sustained_rate(curve, limit)), rate, mistakes)
+        passed = dict(curve)
+        expect(f"sustained_rate({curve}, {limit})", nine(layer.sustained_rate(passed, limit)), rate, mistakes)
+        expect("the curve that was passed in", passed, curve)
 
 
 # -- task 6: the challenge ---------------------------------------------------------------------------
@@ -778,6 +949,12 @@ def test_two_requests_by_hand(layer: Layer) -> None:
 
 @pytest.mark.task(6)
 def test_every_policy_holds_what_chapter_2_says(layer: Layer) -> None:
+    lengths = [(60, 3), (3, 2)]  # pow2: 60 + 4 and 3 + 2, so 64 and 8; never rounded to blocks of 16
+    got, pow2 = at_once(layer, lengths, 1000, "pow2"), 1000 * 5 / (3 * 64 + 2 * 8)
+    expect(f'predict_at_once({lengths}, 1000, "pow2")', got, nine(pow2), {
+        nine(1000 * 5 / (3 * 128 + 2 * 8)): "the answer's length stood where the prompt's belongs",
+        nine(1000 * 5 / (3 * 64 + 2 * 16)): "rounded up to whole blocks: only paging has them",
+    })  # fmt: skip
     lengths = [(100, 25), (7, 60)]  # pow2: 132 and 71, so 256 and 128; oracle: 125 and 67, so 128 each
     pow2 = 1000 * 85 / (25 * 256 + 60 * 128)
     got = at_once(layer, lengths, 1000, "pow2")
@@ -819,6 +996,8 @@ def test_any_lengths_step_by_step(layer: Layer, lengths: list[tuple[int, int]], 
             steps, block_steps = steps + 1, block_steps + blocks
             blocks += num_tokens % block_size == 0
             num_tokens += 1
-    got = at_once(layer, lengths, 64, "paged", block_size)
+    passed = list(lengths)
+    got = at_once(layer, passed, 64, "paged", block_size)
     expect(f'predict_at_once({lengths}, 64, "paged", {block_size})', got,
            nine(64 / block_size * steps / block_steps))  # fmt: skip
+    expect("the list that was passed in", passed, lengths)

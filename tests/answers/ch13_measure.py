@@ -20,6 +20,8 @@ FIRST_IS_A_GAP = "the time to first token was counted as a gap"
 PER_GAP = "divided by the gaps, not by the tokens: that is the time per output token, another number"
 MEAN_GAPS = "one mean gap for each request, not every gap: the slow ones drown"
 NOT_COUNTED = "the requests that never got a token were not counted"
+WHY_UNSERVED = "only those who gave up were counted: whoever got no token is unserved, for whatever reason"
+ALWAYS_TWO_BYTES = "itemsize was taken to be 2, or to change the number of FLOPs"
 READ_PER_TOKEN = "the matrices were read once for each token: they are read once for all, so batching pays"
 QUERY_HEADS_READ = "as many heads were read as there are query heads: GQA has fewer of K and V"
 KV_HEADS_COMPUTED = "only the KV heads were computed: every query head computes its own scores"
@@ -39,6 +41,13 @@ OTHER_WAY = "the other way round: above 1 shall mean that ours is faster"
 WARM_UP_COUNTED = "the warm-up was counted"
 UNEQUAL_COUNTED = "a round in which they did different work was counted"
 BEST_OF_OURS = "the best round was taken instead of each one"
+OTHER_ROUND = "runs of different rounds were compared: if one is missing, the next one is not its partner"
+COMPUTED_ALIKE = "as many tokens computed are not the same work: answers and cache count each for itself"
+SOME_TURNS = "two more is unfair, even if the other one began some rounds as well"
+MISSING_CANCEL = "one run missing on each side are two, and don't make up for each other"
+ROUND_LEFT_OUT = "a round in which nobody ran has no missing run: both or neither is fair"
+WARMED_TWICE = "the runs of round 0 were counted: they may be of one engine"
+OTHER_LENGTHS = "runs of different rounds were compared, or those of the warm-up"
 WARM_UP_ONCE = "one engine's warm-up was enough: the other one began cold"
 ONE_BY_ONE = "one round more for one engine was called unfair: an odd number can't be shared evenly"
 BEGAN_BY_ROUND = "who begins was not read from `started`"
@@ -55,6 +64,8 @@ ONE_STEP_IN = "k is one too large: it misses more often than allowed"
 ONE_STEP_OUT = "k is one too small: a narrower interval would still be sure enough"
 MEDIAN_LOW = "of an even number of values the median is the mean of the two in the middle"
 STRICT = "a chance of exactly 100 - percent % is allowed"
+BY_MEAN = "judged by the mean: one round that went wrong moves it, and no interval"
+NOT_CLEARLY = "a margin was asked for: 1.001 in every round is above 1"
 BY_MEDIAN = "judged by the median alone: it may be chance"
 TOUCHES = "an interval that ends at 1 holds 1"
 TO_LAST_ARRIVAL = "measured up to the last arrival: those who came before are still inside"
@@ -63,6 +74,7 @@ FROM_ZERO = "measured from 0 on: it begins with the first arrival"
 LAST_RATE_BELOW = "the last measured rate below the limit: the knee is between two"
 FIRST_RATE_ABOVE = "the first measured rate that is not below the limit: the knee is between two"
 EXTRAPOLATED = "a rate that was not measured: beyond the last one, or before the first, nothing is known"
+FLAT = "a line that stays where it is has no place at which it reaches the limit"
 AT_THE_LIMIT = "a latency of exactly the limit has reached it"
 LAST_CROSSING = "the last line that crosses the limit, not the first"
 MEAN_OF_REQUESTS = "averaged over requests: one that stays longer counts for longer"
@@ -138,6 +150,12 @@ answers.wrong("the first token is a gap", task=1, mistake=FIRST_IS_A_GAP, edits=
 answers.wrong("a gap of 0 for one token", task=1, mistake=NO_GAP_IS_ZERO, edits=[(GAPS, GAPS + "\n        if len(times) == 1:\n            report.between_tokens.append(0.0)")])
 answers.wrong("mean gaps", task=1, mistake=MEAN_GAPS, edits=[(GAPS, "if len(times) > 1:\n            report.between_tokens.append((times[-1] - times[0]) / (len(times) - 1))")])
 answers.wrong("the unserved are forgotten", task=1, mistake=NOT_COUNTED, edits=[(UNSERVED, "            continue\n")])
+answers.wrong("an iterator is used up by a look at it", task=1, edits=[(RANKED, RANKED.replace("ranked = sorted(values)", "given = list(values)\n    ranked = sorted(values) if given else []"))])
+answers.wrong("a rank of milliseconds", task=1, edits=[(RANK, "return round(ranked[-(-percent * len(ranked) // 100) - 1], 3)")])
+answers.wrong("only those who gave up are unserved", task=1, mistake=WHY_UNSERVED, edits=[(UNSERVED, '            num_unserved += finish_reason == "abort"\n            continue\n')])
+answers.wrong("in the order of arrival", task=1, edits=[("    for arrival, times, finish_reason in requests:", "    for arrival, times, finish_reason in sorted(requests):")])
+answers.wrong("tokens that come together have no gap", task=1, edits=[(GAPS, GAPS.replace("pairwise(times))", "pairwise(times) if later > earlier)"))])
+answers.wrong("a token at 0 s is none", task=1, edits=[("        if not times:\n", "        if not any(times):\n")])
 
 # -- task 2 --------------------------------------------------------------------------------------------------
 
@@ -154,6 +172,10 @@ answers.wrong("bytes over FLOPs a second", task=2, mistake=UPSIDE_DOWN, edits=[(
 answers.wrong("break even without the 2", task=2, mistake=NO_HALF, edits=[(BREAK_EVEN, "return math.ceil(itemsize * flops_per_s / bytes_per_s)")])
 answers.wrong("break even rounded down", task=2, mistake=ROUNDED_DOWN, edits=[(BREAK_EVEN, BREAK_EVEN.replace("math.ceil", "math.floor"))])
 answers.wrong("break even as a float", task=2, edits=[(BREAK_EVEN, "return itemsize * flops_per_s / (2 * bytes_per_s)")])
+answers.wrong("K and V have 2 bytes a number", task=2, mistake=ALWAYS_TWO_BYTES, edits=[(KV, KV.replace("itemsize", "2"))])
+answers.wrong("without parts no launches", task=2, edits=[(PRICE, "times = list(longest)\n    return sum(times) + num_launches * launch_s if times else 0.0")])
+answers.wrong("equal times once", task=2, edits=[(LONGEST, LONGEST.replace("(max(", "{max(").replace("in parts)", "in parts}"))])
+answers.wrong("seconds to six digits", task=2, edits=[(PRICE, "return round(sum(longest) + num_launches * launch_s, 6)")])
 
 # -- task 3 --------------------------------------------------------------------------------------------------
 
@@ -175,6 +197,17 @@ answers.wrong("anything cached is a fault", task=3, mistake=CACHE_AT_ALL, edits=
 answers.wrong("the warm-up's cache", task=3, mistake=WARM_UP_COUNTED, edits=[(CACHE, 'any(a["cached"] != b["cached"] for a in runs for b in runs if a["round"] == b["round"])')])
 answers.wrong("no missing runs", task=3, edits=[(MISSING, "MISSING_RUN: False")])
 answers.wrong("faults by name", task=3, mistake=IN_ORDER, edits=[(FOUND, "return sorted(fault for fault in FAULTS if found[fault])")])
+answers.wrong("as many tokens computed", task=3, mistake=COMPUTED_ALIKE, edits=[(SAME, 'return all(lens) and all(theirs["output_lens"]) and [a - b for a, b in zip(lens, cached)] == [a - b for a, b in zip(theirs["output_lens"], theirs["cached"])]')])
+answers.wrong("the n-th of ours with the n-th of theirs", task=3, mistake=OTHER_ROUND, edits=[(RATIO, RATIO.replace("find_pairs(runs)", 'zip(*([run for run in runs if run["engine"] == engine and run["round"]] for runs in [list(runs)] for engine in ("ours", "theirs")))'))])
+answers.wrong("as many runs of each are complete", task=3, mistake=MISSING_CANCEL, edits=[(MISSING, 'MISSING_RUN: 2 * sum(run["engine"] == "ours" for run in counted) != len(counted)')])
+answers.wrong("every number has its round", task=3, mistake=ROUND_LEFT_OUT, edits=[(MISSING, 'MISSING_RUN: len(pairs) < max((run["round"] for run in runs), default=0)')])
+answers.wrong("two warm-ups, whosever", task=3, mistake=WARMED_TWICE, edits=[(WARM_UP, 'sum(run["round"] == 0 for run in runs) < 2')])
+answers.wrong("turns if each began once", task=3, mistake=SOME_TURNS, edits=[(TURNS, "len(began) > 1 and len(set(began)) == 1")])
+answers.wrong("turns up to two thirds", task=3, mistake=SOME_TURNS, edits=[(TURNS, "len(began) > 1 and 3 * max(began.count(True), began.count(False)) > 2 * len(began)")])
+answers.wrong("the warm-up's lengths", task=3, mistake=OTHER_LENGTHS, edits=[(UNEQUAL, 'any(a != b for one in runs for other in runs if one["round"] == other["round"] for a, b in zip(one["output_lens"], other["output_lens"]) if a and b)')])
+answers.wrong("one length for all rounds", task=3, mistake=OTHER_LENGTHS, edits=[(UNEQUAL, 'any(a != b for one in counted for other in counted for a, b in zip(one["output_lens"], other["output_lens"]) if a and b)')])
+answers.wrong("the record is put in order", task=3, edits=[(COUNTED, 'runs.sort(key=lambda run: run["started"])\n    ' + COUNTED)])
+answers.wrong("nothing to say without a pair", task=3, edits=[(COUNTED, COUNTED + "\n    if not pairs:\n        return []")])
 
 # -- task 4 --------------------------------------------------------------------------------------------------
 
@@ -192,6 +225,10 @@ answers.wrong("judged by the median", task=4, mistake=BY_MEDIAN, edits=[(JUDGED,
 answers.wrong("1 at the end is beside", task=4, mistake=TOUCHES, edits=[(VERDICT, VERDICT.replace("> 1", ">= 1").replace("< 1", "<= 1"))])
 answers.wrong("the words the other way round", task=4, mistake=OTHER_WAY, edits=[(VERDICT, VERDICT.replace('"faster"', '"x"').replace('"slower"', '"faster"').replace('"x"', '"slower"'))])
 answers.wrong("percent gets lost", task=4, mistake="percent was not passed on", edits=[(JUDGED, JUDGED.replace(", percent", ""))])
+answers.wrong("coins in floats", task=4, edits=[(SEARCH, "while 2.0 * num_missed * 0.5**n <= 1 - percent / 100:")])
+answers.wrong("whole per cents", task=4, mistake=ONE_STEP_IN, edits=[(SEARCH, "while round(200 * num_missed / 2**n) <= 100 - percent:")])
+answers.wrong("the mean has the last word", task=4, mistake=BY_MEAN, edits=[(JUDGED, "ratios = list(ratios)\n    " + JUDGED), (VERDICT, 'mean = sum(ratios) / len(ratios)\n    return "no difference" if low <= 1 <= high else "faster" if mean > 1 else "slower"')])
+answers.wrong("at least one per cent", task=4, mistake=NOT_CLEARLY, edits=[(VERDICT, VERDICT.replace("> 1", "> 1.01").replace("< 1", "< 0.99"))])
 
 # -- task 5 --------------------------------------------------------------------------------------------------
 
@@ -204,6 +241,9 @@ answers.wrong("beyond the last rate", task=5, mistake=EXTRAPOLATED, edits=[(BEYO
 answers.wrong("before the first rate", task=5, mistake=EXTRAPOLATED, edits=[(CROSSES, "if limit <= next_latency:")])
 answers.wrong("reached only beyond the limit", task=5, mistake=AT_THE_LIMIT, edits=[(CROSSES, "if latency <= limit < next_latency:")])
 answers.wrong("the last crossing", task=5, mistake=LAST_CROSSING, edits=[(KNEE, "found = " + KNEE.removeprefix("return ")), ("    for (rate, latency), (next_rate, next_latency) in pairwise(curve.items()):", "    found = None\n    for (rate, latency), (next_rate, next_latency) in pairwise(curve.items()):"), (BEYOND, "    return found")])
+answers.wrong("stays are sorted in place", task=5, edits=[("    stays = list(stays)\n", "    stays = stays if isinstance(stays, list) else list(stays)\n    stays.sort()\n")])
+answers.wrong("stays are gone through twice", task=5, edits=[("    stays = list(stays)\n    if not stays:", "    if not list(stays):")])
+answers.wrong("how far along, of every line", task=5, edits=[(CROSSES, "part = (limit - latency) / (next_latency - latency)\n        " + CROSSES)])
 
 # -- task 6 --------------------------------------------------------------------------------------------------
 
@@ -214,6 +254,8 @@ answers.wrong("without the buddy system", task=6, mistake=NO_BUDDY, edits=[(RESE
 answers.wrong("half a block is a block", task=6, mistake=PARTIAL_BLOCK, edits=[(USABLE, "usable = num_slots")])
 answers.wrong("a whole number", task=6, mistake=ROUNDED, edits=[(AT_ONCE, AT_ONCE.replace("/ taken", "// taken"))])
 answers.wrong("a mean over requests", task=6, mistake=MEAN_OF_REQUESTS, edits=[(TAKEN, "taken += block_size * sum(-(-num_tokens // block_size) for num_tokens in held) / output_len"), (AT_ONCE, "return usable * len(lengths) / taken")])
+answers.wrong("reservations of whole blocks", task=6, edits=[(RESERVED, "taken += output_len * block_size * -(-next_power_of_two(size) // block_size)")])
+answers.wrong("the answer before the prompt", task=6, edits=[("size = reservation(policy, prompt_len, output_len, max_model_len)", "size = reservation(policy, output_len, prompt_len, max_model_len)")])
 
 # -- different, and right ------------------------------------------------------------------------------------
 
@@ -242,6 +284,7 @@ def percentile(values, percent):
 
 
 def latencies(requests):
+    requests = list(requests)
     served = [request for request in requests if request[1]]
     unserved = sum(1 for request in requests if not request[1])
     gaps = []
@@ -347,6 +390,7 @@ def verdict(ratios, percent=95):
 
 
 def mean_inside(stays):
+    stays = list(stays)
     events = sorted([(arrival, 1) for arrival, _ in stays] + [(departure, -1) for _, departure in stays])
     if not events:
         raise ValueError("nobody came")
@@ -383,6 +427,7 @@ answers.right("latencies in one pass each, and a nearest rank by negative places
     (RANK, "return ranked[(percent * len(ranked) + 99) // 100 - 1]"),
     (GAPS, "for index in range(len(times) - 1):\n            report.between_tokens.append(times[index + 1] - times[index])"),
     (ENDED, 'if not (finish_reason == "abort" or finish_reason == "capacity"):'),
+    (BREAK_EVEN, "return math.ceil((itemsize / bytes_per_s) / (2 / flops_per_s))"),
 ])  # fmt: skip
 answers.right("faults as a list of conditions", edits=[
     (FOUND, "names = []\n    for fault in FAULTS:\n        if found[fault]:\n            names.append(fault)\n    return names"),
