@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from _thread import interrupt_main
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class End(Wire):
         self.objects: list[Any] = []
 
     def encode_object(self, value: Any) -> Any:
+        if isinstance(value, Iterator):  # as `Connection` sends them
+            return {"iterator": [self.encode(item) for item in value]}
         self.objects.append(value)
         return {"object": [len(self.objects) - 1, "thing"]}
 
@@ -142,6 +145,15 @@ def test_what_nobody_holds_is_forgotten_after_its_last_change_was_told() -> None
     del came
     theirs.unpack(ours.pack(None, drop_unused=True))
     assert mine == [9, 10] and len(theirs._shared) == len(ours._shared) == 1 and held == ([1], [2])
+
+
+def test_lists_that_only_an_iterator_yields_arrive_and_are_forgotten() -> None:
+    ours, theirs = End(1), End(-1)
+    came = theirs.unpack(ours.pack(iter([(1, [2, [3]]), (4, [])]), drop_unused=True))
+    assert list(came) == [(1, [2, [3]]), (4, [])]
+    for _ in range(3):  # a list within a list goes one message later
+        theirs.unpack(ours.pack(None, drop_unused=True))
+    assert not ours._shared and not theirs._shared
 
 
 # -- the package without the answers -----------------------------------------------------------------------

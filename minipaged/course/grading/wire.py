@@ -56,13 +56,14 @@ class Wire:
 
         drop_unused: those of what is shared that nobody else at this end refers to.
         """
+        # Before `body` is encoded: what an iterator has yielded there, nobody else may refer to afterwards.
+        is_unused = [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]
         encoded = self.encode(body)
         changed: list[Any] = []
         for key in list(self._shared):
             self._tell(key, changed)
         while self._fresh:  # a list within a list
             self._tell(self._fresh[0], changed)
-        is_unused = [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]
         dropped = list({*is_unused, *self._stale}) if drop_unused else []
         self._stale.clear()
         for key in dropped:
