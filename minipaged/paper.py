@@ -111,7 +111,8 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
         for system in SYSTEMS:
             full = Bench().full_queue(system, lengths)
             arriving = Bench().run(system, poisson(lengths, rate))
-            ours["a full queue"][system] = full.num_running or 0.0
+            assert full.num_running is not None  # or full_queue had refused
+            ours["a full queue"][system] = full.num_running
             ours["arriving"][system] = arriving.num_running or _mean_inside(arriving.served)
         marks: dict[str, Points] = (
             {"a full queue": dict(zip(SYSTEMS, printed, strict=True))} if printed else {}

@@ -90,8 +90,14 @@ class Bench:
         return Outcome(served, running / seconds if seconds else None, shares)
 
     def full_queue(self, system: str, lengths: Lengths) -> Outcome:
-        """Everybody is there at once, so memory alone decides how many are served together."""
-        return self.run(system, [TraceRow(0.0, *both) for both in lengths])
+        """Everybody is there at once, so memory alone decides how many are served together. ValueError if
+        nobody has to wait."""
+        outcome = self.run(system, [TraceRow(0.0, *both) for both in lengths])
+        if outcome.num_running is None:
+            raise ValueError(
+                f"{system} serves all {len(lengths)} requests at once: more are needed for a full queue"
+            )
+        return outcome
 
 
 def _account(engine: SimulatedEngine) -> Account:

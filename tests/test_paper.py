@@ -116,9 +116,21 @@ def test_a_replay_says_what_was_simulated_and_what_it_cost(tmp_path: Path) -> No
     assert report["options"]["trace"] == "trace.jsonl" and report["virtual_seconds"] > 3
 
 
-def test_a_replay_needs_room_beside_the_weights() -> None:
-    done = CliRunner().invoke(bench, ["replay", "--memory-gb", "16"])
-    assert done.exit_code == 1 and "16.1 GB of weights" in done.output
+@pytest.mark.parametrize("memory_gb", ["16", "-5", "nan"])
+def test_a_replay_needs_room_beside_the_weights(memory_gb: str) -> None:
+    done = CliRunner().invoke(bench, ["replay", "--memory-gb", memory_gb])
+    assert done.exit_code == 1 and f"16.1 GB of weights: nothing of {memory_gb} GB" in done.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--png"])
+def test_a_folder_that_is_missing_is_said_before_anything_is_measured(tmp_path: Path, option: str) -> None:
+    done = CliRunner().invoke(bench, ["paper", "--figure", "12", option, str(tmp_path / "none" / "file")])
+    assert done.exit_code == 2 and "there is no folder" in done.output and not done.stdout
+
+
+def test_too_few_requests_make_no_full_queue() -> None:
+    with pytest.raises(ValueError, match="serves all 10 requests at once"):
+        figure_2(10)
 
 
 def test_memory_is_counted_for_generated_lengths(tmp_path: Path) -> None:

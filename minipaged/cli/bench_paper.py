@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from minipaged.cli.bench_report import begin_report, json_option, write_report
+from minipaged.cli.bench_report import begin_report, json_option, png_option, write_report
 from minipaged.paper import FIGURES, Panel, PaperFigure
 from minipaged.traces import TraceRow, load_azure, load_mooncake
 
@@ -37,7 +37,7 @@ def load_trace(path: str) -> list[TraceRow]:
               help="Of each run; more take longer and scatter less.")  # fmt: skip
 @trace_option
 @json_option
-@click.option("--png", type=click.Path(dir_okay=False), help="Draw the figure into this file.")
+@png_option
 def paper(
     number: str, requests: int | None, trace: str | None, json_file: str | None, png: str | None
 ) -> None:

@@ -19,9 +19,22 @@ import torch
 
 Report = dict[str, Any]
 
-json_option = click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False), help="Write everything to this file."
-)
+
+class OutputFile(click.Path):
+    """A file that will be written in the end. If its folder is missing, one hears of it in the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder = Path(value).parent
+        if not folder.is_dir():
+            self.fail(f"there is no folder {str(folder)!r} to write {Path(value).name!r} into", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+json_option = click.option("--json", "json_file", type=OutputFile(), help="Write everything to this file.")
+png_option = click.option("--png", type=OutputFile(), help="Draw it into this file.")
 
 
 def machine() -> Report:

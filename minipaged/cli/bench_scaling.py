@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from minipaged.block_allocator import BlockAllocator
-from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
+from minipaged.cli.bench_report import Report, begin_report, json_option, png_option, write_report
 from minipaged.params import SamplingParams
 from minipaged.scheduler import Scheduler
 from minipaged.simulator import SimulatedEngine, paged_memory
@@ -144,7 +144,7 @@ def bulk_operations_per_second(num_blocks: int = 10_000, rounds: int = 5) -> flo
 
 @click.command()
 @json_option
-@click.option("--png", type=click.Path(dir_okay=False), help="Draw the curves into this file.")
+@png_option
 @click.option("--quick", is_flag=True, help="Only the ends of each curve: seconds, but rough slopes.")
 def scaling(json_file: str | None, png: str | None, quick: bool) -> None:
     """Measure what a step costs against batch, context, pool and cached blocks, and the allocator alone.

@@ -52,12 +52,13 @@ def replay(json_file: str | None, **options: Any) -> None:
     model = MODELS[options["model"]]
     device = Device.measure() if options["device"] == "here" else DEVICES[options["device"]]
     pool_bytes = 0.9 * options["memory_gb"] * 1e9 - model.resident_bytes
-    num_blocks = int(pool_bytes // (options["block_size"] * model.kv_bytes))
-    if num_blocks < 1:
+    block_bytes = options["block_size"] * model.kv_bytes
+    if not pool_bytes >= block_bytes:  # so that nan is refused, too
         raise click.ClickException(
             f"{model.name} has {model.resident_bytes / 1e9:.1f} GB of weights: nothing of "
             f"{options['memory_gb']:g} GB is left for K and V"
         )
+    num_blocks = int(pool_bytes // block_bytes)
     manager = paged_memory(num_blocks, options["block_size"], enable_prefix_caching=options["prefix_caching"])
     scheduler = Scheduler(manager, options["max_num_batched_tokens"], options["max_num_seqs"])
     engine = SimulatedEngine(scheduler, CostModel(device, model, options["block_size"]).step_seconds)
