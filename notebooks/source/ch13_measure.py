@@ -183,7 +183,8 @@ for name, first_token in (("closed, 24 users", closed.first_token), ("open", ope
 #
 # This is the roofline of chapter 12, for a whole step. The matrices (P numbers of s bytes) are read once,
 # P · s bytes, and each of T tokens takes 2 · P FLOPs with them. Of K and V, every token that somebody looks
-# back at is read. And every kernel must be launched.
+# back at is read. And every kernel must be launched. (No kernel reaches the numbers of a data sheet: the
+# simulator takes 80 % of both, `share_of_peak`, and so does the cell below.)
 #
 # **Predict.** Of OPT-13B on an A100, one sequence decodes, or 32 do: 32 times the work. By what factor does
 # the step take longer?
@@ -221,7 +222,8 @@ show(draw_batches(CostModel(A100_40GB, OPT_13B), 500, NUM_SLOTS, (1, 2, 4, 8, 16
 
 # %% [markdown]
 # **Explain.** On the A100 from **201** on: there the first two lines cross. But look at the dashed line. A
-# sequence of 500 tokens holds 500 slots, and the memory ends at **31** sequences, long before the crossing.
+# sequence of 500 tokens holds 500 slots, of the 15,700 that the paper's A100 has beside the weights (its Table
+# 1). So the memory ends at **31** sequences, long before the crossing.
 # So on this machine such sequences never wait for arithmetic when they decode: they wait for memory, in both
 # senses. First for its bytes per second, and then for room, since with more room every step would carry more
 # tokens for little more time. That is why a paper about the *management* of memory is a paper about *speed*.
@@ -320,9 +322,10 @@ print(f"{len(steps[real])} steps, {sum(gone for _, gone in steps[real])} preempt
 # ## The paper's figures, made again
 #
 # `minipaged bench paper --figure N` simulates an experiment of the paper (Kwon et al., SOSP 2023): the
-# scheduler is the same for all systems, only the memory differs. Nothing is fitted to the paper's results.
-# The paper's data sets were conversations; known are their mean lengths, and ours are made up with these
-# means. The pictures below are drawn from the files in `docs/results/`, each with its date:
+# scheduler is the same for all systems, only the memory differs. Orca (Max), (Pow2) and (Oracle) are chapter
+# 2's three reservations, under the paper's names. Nothing is fitted to the paper's results. The paper's data
+# sets were conversations; known are their mean lengths, and ours are made up with these means. The pictures
+# below are drawn from the files in `docs/results/`, each with its date:
 
 # %%
 results = find_root() / "docs" / "results"
@@ -349,18 +352,20 @@ show_figure("2")
 show_figure("13")
 
 # %% [markdown]
-# **Figure 13: how many are served at once.** With a full queue the three traditional ways come within ten per
-# cent of the paper. Two bars ask for an explanation.
+# **Figure 13: how many are served at once.** With a full queue (blue) the three traditional ways come within
+# ten per cent of the paper, and so does vLLM on ShareGPT's lengths. The other three bars of vLLM ask for an
+# explanation.
 #
 # **Predict.** With Alpaca's short requests the paper has 132 at once for vLLM; we have about 190 with a full
-# queue, and far fewer at the paper's 30 requests a second. How can that be?
+# queue, and some 40 at the paper's 30 requests a second (orange). With ShareGPT's, at the paper's 2 a second,
+# we have 16 where it has 30. How can that be?
 #
-# **Explain.** At 30 requests a second, the number inside is the rate times the time that each one stays:
-# Little's law, below. Our A100 works at 80 % of its peaks with no Python between the steps, so each request
-# leaves sooner than it did in the paper's engine of 2023, and fewer are inside. With a full queue, on the
-# other hand, the memory is filled to the brim, and it has room for 190. The paper's 132 lie in between, so
-# most likely its requests came fast enough to pile up, but not to fill the memory. Where memory is what
-# everybody waits for, as with ShareGPT, the numbers agree.
+# **Explain.** At a given rate, the number inside is this rate times the time that each one stays: Little's
+# law, below. Our A100 works at 80 % of its peaks with no Python between the steps, so each request leaves
+# sooner than it did in the paper's engine of 2023, and fewer are inside. With a full queue, on the other
+# hand, the memory is filled to the brim, and then only lengths matter. The paper's 30 are what a full memory
+# holds, so most likely its ShareGPT requests piled up at a rate that ours still keeps up with. Its 132 lie
+# between our two numbers: most likely they came fast enough to pile up, but not to fill the memory.
 #
 # Now the figure that the paper is known for:
 
@@ -369,7 +374,7 @@ show_figure("12")
 
 # %% [markdown]
 # **Figure 12: latency against rate.** Each curve is flat, and then it takes off: from some rate on requests
-# come faster than they go, and the queue grows as long as the experiment lasts. The rate before that is what
+# come faster than they go, and the queue grows as long as the experiment lasts. The rate at that knee is what
 # a system **sustains**. More requests at once (Figure 13) is more tokens a step for nearly the same price
 # (the picture of the batches), which is a knee further to the right.
 
@@ -409,9 +414,10 @@ show_figure("16")
 
 # %% [markdown]
 # **Figure 16: a shared prefix.** Translation with one example in front of each request (80 tokens), and with
-# five (341). vLLM keeps the prefix once. The paper finds 1.67 and 3.58 times the throughput of Orca (Oracle).
-# *Why ours differ:* the paper gives no lengths of the sentences, so ours are assumed; the shorter the
-# sentence, the more a shared prefix saves. And we compare full queues, while they compare sustained rates.
+# five (341). vLLM keeps the prefix once. The paper finds 1.67 and 3.58 times the throughput of Orca (Oracle),
+# we about 1.5 and 2.5 times. *Why ours differ:* the paper gives no lengths of the sentences, so ours are
+# assumed; the shorter the sentence, the more a shared prefix saves. And we compare full queues, while they
+# compare sustained rates.
 
 # %%
 show_figure("18b")
@@ -531,10 +537,10 @@ claimed = sum(measure.verdict(ratios) != "no difference" for ratios in experimen
 print(f"by an interval:      {claimed / 2000:.1%}")
 
 # %% [markdown]
-# (Each ratio scatters by 15 % here, as timings on a shared machine do.) An **interval** says which true
+# (Each ratio scatters by 15 % here, as timings on a shared machine may.) An **interval** says which true
 # medians fit the rounds. The simplest one assumes nothing about how they scatter: each round lies above or
 # below the true median like a coin that shows heads or tails. That all of n rounds lie on one side is as
-# likely as n equal coins, 2 / 2ⁿ.
+# likely as n equal coins, 2 / 2ⁿ. (Of eight, 0.8 %: that is how often the interval was wrong.)
 #
 # **Predict.** How many rounds does one need at least, to be 95 % sure of anything?
 
@@ -542,7 +548,7 @@ print(f"by an interval:      {claimed / 2000:.1%}")
 for n in (3, 5, 6, 8, 12, 20):
     low, middle, high = measure.median_interval(range(1, n + 1))
     text = f"number {low} to number {high} of the sorted rounds" if low > 0 else "nothing is known"
-    print(f"{n:>2} rounds, chance of one side {2 / 2**n:6.2%}: {text}")
+    print(f"{n:>2} rounds, chance of one side {200 / 2**n:8.2g} %: {text}")
 
 # %% [markdown]
 # **Explain.** **Six**: five equal coins come up too often. So what about this project's own claims? The table
@@ -561,6 +567,7 @@ for engine, row in report["engines"].items():
               f"of the first three, {measure.verdict(ratios[:3])}")
 
 # %% [markdown]
+# (hf is transformers: `generate` with one padded batch and with a static cache, and its continuous batching.)
 # Of three rounds, **no difference** can be claimed at 95 %, not even of a factor of two that shows in every
 # one. That looks absurd, and it is the price of assuming nothing. Who is ready to assume that rounds scatter
 # by some 20 % and not by a factor of two, may believe the factor of two, and should say so. Six rounds that
@@ -676,10 +683,11 @@ for what, sizes in sweeps.items():
     print(f"{what:<8} slope {slope(sizes, spent):5.2f}   {points}")
 
 # %% [markdown]
-# **Explain.** Against the batch about 1: every sequence must be asked. Against context and pool about 0: a
-# decoding sequence takes a block now and then, wherever it stands and however many there are. If a slope of
-# the second kind were 1, an engine that is quick in every test would be slow on the first long day.
-# (`minipaged bench scaling` measures four curves and the whole engine.)
+# **Explain.** Against the batch 1, give or take a few tenths, for these are three short measurements each, on
+# a shared machine: every sequence must be asked. Against context and pool about 0: a decoding sequence takes
+# a block now and then, wherever it stands and however many there are. If a slope of the second kind were 1,
+# an engine that is quick in every test would be slow on the first long day. (`minipaged bench scaling`
+# measures four curves and the whole engine, at more sizes.)
 #
 # Memory can be counted: paged against reserved in the same slots, for generated lengths with ShareGPT's means
 # and for a recorded trace (Azure's public conversation trace, 2023).
