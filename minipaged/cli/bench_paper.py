@@ -33,8 +33,10 @@ def load_trace(path: str) -> list[TraceRow]:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--figure", "number", type=click.Choice(list(FIGURES)), required=True, help="Of the paper.")
-@click.option("--requests", type=click.IntRange(10), show_default="as many as the figure needs",
-              help="Of each run; more take longer and scatter less.")  # fmt: skip
+@click.option(
+    "--requests", type=click.IntRange(10), show_default="as many as the figure needs",
+    help="Of each run; more take longer and scatter less, and few do not fill the memory.",
+)  # fmt: skip
 @trace_option
 @json_option
 @png_option
