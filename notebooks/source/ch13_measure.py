@@ -222,8 +222,8 @@ show(draw_batches(CostModel(A100_40GB, OPT_13B), 500, NUM_SLOTS, (1, 2, 4, 8, 16
 
 # %% [markdown]
 # **Explain.** On the A100 from **201** on: there the first two lines cross. But look at the dashed line. A
-# sequence of 500 tokens holds 500 slots, of the 15,700 that the paper's A100 has beside the weights (its Table
-# 1). So the memory ends at **31** sequences, long before the crossing.
+# sequence of 500 tokens holds 500 slots, of the 15,700 that the paper's A100 has beside the weights (Table 1
+# there). So the memory ends at **31** sequences, long before the crossing.
 # So on this machine such sequences never wait for arithmetic when they decode: they wait for memory, in both
 # senses. First for its bytes per second, and then for room, since with more room every step would carry more
 # tokens for little more time. That is why a paper about the *management* of memory is a paper about *speed*.
