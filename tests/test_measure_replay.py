@@ -7,9 +7,11 @@ import pytest
 from minipaged.cost_model import A100_40GB, OPT_13B, CostModel
 from minipaged.course.measure_figures import draw_batches, load_paper_figure
 from minipaged.course.measure_replay import made_up_runs
+from minipaged.course.tasks import find_root
 from minipaged.measure import FAULTS, find_faults, honest_ratios, verdict
 from minipaged.paper_drawings import draw_paper_figure
-from tools.results import FOLDER
+
+FOLDER = find_root() / "docs" / "results"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -14,12 +14,14 @@ from minipaged.cli.bench import bench
 from minipaged.cli.bench_memory import tail_waste
 from minipaged.cli.bench_scaling import BareIdea, draw_scaling, scheduling_seconds, slope
 from minipaged.course.sharing_replay import lengths_with_means
+from minipaged.course.tasks import import_path
 from minipaged.paper import figure_2, figure_15
 from minipaged.paper_drawings import draw_paper_figure
 from minipaged.paper_systems import SYSTEMS, Bench, lengths_from, lengths_of
 from minipaged.traces import TraceRow, load_azure
 from tests.test_traces import find_trace
-from tools.results import FOLDER, RUNS, page
+
+results = import_path(Path(__file__).resolve().parents[1] / "tools" / "results.py")
 
 
 def run(*arguments: str) -> str:
@@ -33,7 +35,7 @@ def run_json(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     output = run(*arguments, "--json", str(file))
     report = json.loads(file.read_text())
     assert {"kind", "command", "machine", "options"} <= report.keys() and report["kind"] == arguments[0]
-    assert page(tmp_path).startswith("# Results")  # every kind of report has its place on the page
+    assert results.page(tmp_path).startswith("# Results")  # every kind of report has its place on the page
     return output, report
 
 
@@ -114,6 +116,15 @@ def test_a_replay_says_what_was_simulated_and_what_it_cost(tmp_path: Path) -> No
     assert (report["prefix_queries"], report["prefix_hits"]) == (2400, 3 * 592)  # 37 whole blocks of 16
     assert "74.0% of the prompts' tokens came from the prefix cache" in output
     assert report["options"]["trace"] == "trace.jsonl" and report["virtual_seconds"] > 3
+    assert "between tokens: median" in output
+
+
+def test_a_replay_of_single_tokens_has_no_time_between_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,9,1\n")
+    output, report = run_json(tmp_path, "replay", "--trace", str(trace))
+    assert report["between_tokens"] == {"p50": None, "p99": None, "max": None}
+    assert "time to first token: median" in output and "between tokens" not in output
 
 
 @pytest.mark.parametrize("memory_gb", ["16", "-5", "nan"])
@@ -181,11 +192,12 @@ def test_the_scaling_picture_says_its_slopes() -> None:
 
 
 def test_the_page_of_results_is_up_to_date() -> None:
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == page(FOLDER), "run python tools/results.py"
+    page = (results.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert page == results.page(results.FOLDER), "run python tools/results.py"
 
 
 def test_every_run_of_the_page_is_a_command() -> None:
-    for name, command in RUNS.items():
+    for name, command in results.RUNS.items():
         subcommand, *options = command.split()
         assert subcommand in bench.commands, name
         known = {option for parameter in bench.commands[subcommand].params for option in parameter.opts}

@@ -99,9 +99,9 @@ def summary(rows: list[TraceRow], served: Served) -> Report:
     }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def _spread(values: list[float]) -> dict[str, float | None]:
     if not values:  # of answers of one token each there are no gaps
-        return dict.fromkeys(("p50", "p99", "max"), 0.0)
+        return dict.fromkeys(("p50", "p99", "max"))
     return {"p50": percentile(values, 50), "p99": percentile(values, 99), "max": max(values)}
 
 
@@ -117,9 +117,10 @@ def print_replay(report: Report, console: Console) -> None:
         f"{report['preemptions']:,} preemptions",
         f"  {report['output_tokens_per_second']:,.0f} output tokens/s, "
         f"normalised latency {report['normalised_latency']:.4f} s/token",
-        f"  time to first token: median {ttft['p50']:.3f} s, 99 % below {ttft['p99']:.3f} s",
-        f"  between tokens: median {gaps['p50']:.4f} s, 99 % below {gaps['p99']:.4f} s",
+        f"  time to first token: median {ttft['p50']:.3f} s, 99 % at most {ttft['p99']:.3f} s",
     ]
+    if gaps["p50"] is not None:
+        lines.append(f"  between tokens: median {gaps['p50']:.4f} s, 99 % at most {gaps['p99']:.4f} s")
     if report["options"]["prefix_caching"]:
         share = report["prefix_hits"] / report["prefix_queries"]
         lines.append(f"  {share:.1%} of the prompts' tokens came from the prefix cache")
