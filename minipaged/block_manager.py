@@ -129,7 +129,10 @@ class BlockManager:
 
     def append(self, work: list[tuple[Sequence, int]]) -> list[Append]:
         """Take slots for every sequence's new tokens, or for none of them (`OutOfBlocks`)."""
-        if len(work) > 1 and (needed := self.blocks_needed(work)) > self.allocator.num_free:
+        if len(work) == 1:
+            seq, num_tokens = work[0]
+            return [self._table(seq).append(num_tokens)]
+        if (needed := self.blocks_needed(work)) > self.allocator.num_free:
             raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
         return [self._table(seq).append(num_tokens) for seq, num_tokens in work]
 

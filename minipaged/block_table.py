@@ -76,9 +76,12 @@ class BlockTable:
             copies = [copy] if copy else []
         first, end = self.num_tokens, self.num_tokens + num_tokens
         new_blocks = blocks_for(end, self.block_size) - len(self.block_ids)
-        self.block_ids += self.allocator.allocate_many(new_blocks)
+        if new_blocks > 0:
+            self.block_ids += self.allocator.allocate_many(new_blocks)
         self.num_tokens = end
-        return Append([self.slot(position) for position in range(first, end)], copies)
+        # What `slot` says of one position, for all of them at once: a prompt has thousands.
+        ids, size = self.block_ids, self.block_size
+        return Append([ids[p // size] * size + p % size for p in range(first, end)], copies)
 
     def fork(self, num_tokens: int | None = None) -> BlockTable:
         """A second table that shares this one's first `num_tokens` tokens (all by default). Takes no block.

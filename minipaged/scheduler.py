@@ -156,10 +156,12 @@ class Scheduler:
 
     def _take(self, request: Request, work: list[tuple[Sequence, int]], step: Schedule) -> int:
         """Take the slots for a request's work; returns its number of tokens."""
+        num_tokens = 0
         for (seq, _), append in zip(work, self.memory.append(work), strict=True):
             step.work.append(Work(request, seq, append.slots))
             step.copies += append.copies
-        return sum(num_tokens for _, num_tokens in work)
+            num_tokens += len(append.slots)
+        return num_tokens
 
     def _give_up(self, request: Request, step: Schedule) -> None:
         request.finish("capacity")

@@ -118,9 +118,9 @@ class SimulatedEngine:
         together); requests that end are forgotten."""
         ready = dict.fromkeys(work.request for work in step.work if work.sequence.num_uncomputed_tokens == 0)
         for request in ready:
-            first, n = request.sequences[0], request.max_num_seqs
-            if len(request.sequences) < n:  # its first token: the branches part here
-                request.sequences += [first.fork(index) for index in range(1, n)]
+            first = request.sequences[0]
+            if first.num_tokens == first.num_prompt_tokens:  # its first token: the branches part here
+                request.sequences += [first.fork(index) for index in range(1, request.max_num_seqs)]
             for branch in request.sequences:
                 branch.token_ids.append(1 if branch.index else 0)
             if first.num_tokens - first.num_prompt_tokens == request.params.max_tokens:

@@ -210,11 +210,13 @@ class Scheduler:
         # 2. A Work for each sequence, with its slots; and the copies, which must not be lost.
         # 3. How many tokens are these?
         ### BEGIN SOLUTION
+        num_tokens = 0
         for (seq, _), append in zip(work, self.memory.append(work), strict=True):
             step.work.append(Work(request, seq, append.slots))
             # A copy forgotten here is a sequence that reads a block nobody has filled: no error, wrong text.
             step.copies += append.copies
-        return sum(num_tokens for _, num_tokens in work)
+            num_tokens += len(append.slots)
+        return num_tokens
         ### END SOLUTION
 
     def _schedule_running(self, step: Schedule, budget: int) -> int:

@@ -44,6 +44,9 @@ CHECK = """        if needed > self.allocator.num_free:
             raise OutOfBlocks(needed, self.allocator.num_free, self.allocator.num_blocks)
 """
 NEW_BLOCKS = "        new_blocks = blocks_for(end, self.block_size) - len(self.block_ids)\n"
+TAKE = """        if new_blocks > 0:
+            self.block_ids += self.allocator.allocate_many(new_blocks)
+"""
 COPY = """        # A copy takes a block too: where none is needed, there is nothing to copy, and nothing to ask.
         if needed > 0 and self._tail_is_shared():
             copy = self.copy_on_write.make_writable(self.block_ids, len(self.block_ids) - 1)
@@ -174,7 +177,7 @@ answers.wrong(
     edits=[
         (CHECK, ""),
         (
-            "        self.block_ids += self.allocator.allocate_many(new_blocks)\n",
+            TAKE,
             "        for taken in range(new_blocks):\n            if self.allocator.num_free == 0:\n"
             "                raise OutOfBlocks(needed, new_blocks - taken + 1, self.allocator.num_blocks)\n"
             "            self.block_ids.append(self.allocator.allocate())\n",
@@ -186,7 +189,7 @@ answers.wrong(
     edits=[
         (CHECK, ""),
         (
-            "        self.block_ids += self.allocator.allocate_many(new_blocks)\n",
+            TAKE,
             "        free, new = self.allocator.num_free, []\n        for _ in range(new_blocks):\n            if self.allocator.num_free == 0:\n"
             "                self.allocator.free_many(new[::-1])\n                raise OutOfBlocks(needed, free, self.allocator.num_blocks)\n"
             "            new.append(self.allocator.allocate())\n        self.block_ids += new\n",
@@ -205,11 +208,11 @@ answers.wrong(
 )
 answers.wrong(
     "slots as if it lay in one piece", task=4, mistake=NOT_LOOKED_UP,
-    edits=[("return Append([self.slot(position) for position in range(first, end)], copies)", "return Append(list(range(first, end)), copies)")],
+    edits=[("return Append([ids[p // size] * size + p % size for p in range(first, end)], copies)", "return Append(list(range(first, end)), copies)")],
 )  # fmt: skip
 answers.wrong(
     "the slots of all tokens", task=4,
-    edits=[("for position in range(first, end)]", "for position in range(end)]")],
+    edits=[("for p in range(first, end)]", "for p in range(end)]")],
 )  # fmt: skip
 answers.wrong(
     "OutOfBlocks says how many tokens", task=4,
@@ -228,7 +231,7 @@ answers.wrong(
     edits=[
         ("        self.block_ids: list[int] = []\n", ""),
         ("    def __init__(\n", "    block_ids: list[int] = []\n\n    def __init__(\n"),
-        ("        self.block_ids += self.allocator.allocate_many(new_blocks)\n", "        self.block_ids.extend(self.allocator.allocate_many(new_blocks))\n"),
+        (TAKE, "        self.block_ids.extend(self.allocator.allocate_many(new_blocks))\n"),
     ],
 )  # fmt: skip
 
@@ -574,7 +577,7 @@ answers.right(
             "        if num_tokens > 0 and self.num_tokens % self.block_size:\n"
             "            copies = [copy for copy in [self.copy_on_write.make_writable(self.block_ids, self.num_tokens // self.block_size)] if copy]\n",
         ),
-        ("        return Append([self", "        return type('Mine', (Append,), {})([self"),
+        ("        return Append([ids", "        return type('Mine', (Append,), {})([ids"),
         (ROUND_UP, "return (num_tokens - 1) // block_size + 1"),
     ],
 )  # fmt: skip
