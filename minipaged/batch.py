@@ -48,7 +48,7 @@ class Batch:
             starts.append(len(slots))
             contexts.append(end)
             tables.append(seq.table.block_ids if seq.table else [])
-            if seq.num_uncomputed_tokens == 0:
+            if work.gets_token:
                 rows.append(len(slots) - 1)
         longest = max(map(len, tables))
         padded = [block_ids + [0] * (longest - len(block_ids)) for block_ids in tables]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from minipaged.params import BeamSearchParams
+from minipaged.params import BeamSearchParams, SamplingParams
 from minipaged.request import Request, Sequence
+from minipaged.stop_rules import append_token
 
 
 def advance_beams(
@@ -28,6 +29,7 @@ def advance_beams(
     max_tokens; then the best `beam_width` are kept, best first.
     """
     beams = request.live
+    ends = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
     eos = () if params.ignore_eos else eos_token_ids
     children: list[Sequence] = []
     num_live = 0
@@ -36,16 +38,15 @@ def advance_beams(
     ):
         if num_live == params.beam_width or (token_id in eos and rank >= params.beam_width):
             continue
-        child = _continue(beam, token_id, total, params.length_penalty)
-        if token_id in eos:
-            child.finish("stop")
-        elif len(child.output_token_ids) == params.max_tokens or child.num_tokens == max_model_len:
-            child.finish("length")
+        child = beam.fork(index=0)
+        append_token(child, token_id, ends, eos_token_ids, max_model_len)
+        child.cumulative_logprob = total
+        child.score = total / len(child.output_token_ids) ** params.length_penalty
         num_live += child.finish_reason is None
         children.append(child)
     for beam in beams:
         beam.release()
-    request.sequences = [seq for seq in request.sequences if seq not in beams] + children
+    request.keep([seq for seq in request.sequences if seq not in beams] + children)
     _prune(request)
 
 
@@ -57,9 +58,7 @@ def _prune(request: Request) -> None:
         for seq in live:
             seq.release()
         live = []
-    request.sequences = finished + live
-    for index, seq in enumerate(request.sequences):
-        seq.index = index
+    request.keep(finished + live)
 
 
 def _candidates(beams: list[Sequence], logits: torch.Tensor, count: int) -> list[tuple[Sequence, int, float]]:
@@ -72,12 +71,3 @@ def _candidates(beams: list[Sequence], logits: torch.Tensor, count: int) -> list
         (beams[index // vocab_size], index % vocab_size, total)
         for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def _continue(beam: Sequence, token_id: int, total: float, length_penalty: float) -> Sequence:
-    child = beam.fork(index=0)
-    child.token_ids.append(token_id)
-    child.detokenizer.append(token_id)
-    child.cumulative_logprob = total
-    child.score = total / len(child.output_token_ids) ** length_penalty
-    return child

@@ -9,18 +9,28 @@ step, and what does preempting give back. vLLM's counterpart is KVCacheManager
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from minipaged.block_allocator import BlockAllocator
 from minipaged.block_table import Append, BlockTable, blocks_for
+from minipaged.copy_on_write import CopyOnWrite
 from minipaged.errors import OutOfBlocks
-from minipaged.prefix_cache import ROOT_KEY, block_key, extra_keys
+from minipaged.preemption import Preemption
+from minipaged.prefix_cache import ROOT_KEY, PrefixCache, block_key, extra_keys
 from minipaged.request import Request, Sequence
 
-if TYPE_CHECKING:
-    from minipaged.parts import Parts
-
 Copies = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """The layers that a `BlockManager` joins, none of which touches a tensor. `Parts` adds the others."""
+
+    block_allocator: type[BlockAllocator] = BlockAllocator
+    block_table: type[BlockTable] = BlockTable
+    copy_on_write: type[CopyOnWrite] = CopyOnWrite
+    prefix_cache: type[PrefixCache] = PrefixCache
+    preemption: type[Preemption] = Preemption
 
 
 class BlockManager:
@@ -32,7 +42,7 @@ class BlockManager:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: MemoryParts,
         num_blocks: int,
         block_size: int,
         num_cpu_blocks: int = 0,

@@ -1,33 +1,16 @@
-"""The shape of a model: what `config.json` says, checked once and frozen.
+"""The shape of a model, checked once and frozen.
 
-Every size in the engine (heads, head_dim, layers, the bytes of a KV block) comes from one `ModelConfig`. A
-setting that would silently change the arithmetic (another RoPE scaling, a sliding window, an MLP bias) is
-refused here, because a model that runs but computes something else is the worst kind of failure.
-
-Left out: every architecture but the Llama family, and quantised safetensors.
+Every size in the engine (heads, head_dim, layers, the bytes of a KV block) comes from one `ModelConfig`.
+`minipaged/loading/config_file.py` reads it from a model's `config.json`.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from minipaged.errors import ModelError
+from minipaged.errors import check_model
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("float32", "float16", "bfloat16")
-
-# What the forward computes. A config.json that asks for anything else must not be run as if it hadn't.
-_ONLY_SUPPORTED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,  # not Qwen2's bias, which has no switch: this one also adds a bias to o_proj
-    "mlp_bias": False,
-    "use_sliding_window": False,
-    "partial_rotary_factor": 1.0,
-    "quantization_config": None,
-}
 
 
 @dataclass(frozen=True)
@@ -48,7 +31,7 @@ class RopeScaling:
 class ModelConfig:
     """The numbers that define a Llama-family model, under vLLM's names.
 
-    Example: `ModelConfig.from_folder("models/smollm2-135m").num_kv_heads == 3`.
+    Example: `read_config("models/smollm2-135m").num_kv_heads == 3` (`minipaged/loading/config_file.py`).
 
     Lengths are in tokens, sizes in elements. `eos_token_ids` are the tokens that end a text; `dtype` is the
     checkpoint's, one of `DTYPES`. Numbers that contradict each other are a `ModelError`.
@@ -74,64 +57,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        _check(heads % kv_heads == 0, f"{heads} query heads over {kv_heads} KV heads; expected a multiple")
-        _check(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}; expected an even number for RoPE")
-        for eos in self.eos_token_ids:
-            _check(eos in range(self.vocab_size), f"eos token id {eos!r} is not in 0..{self.vocab_size - 1}")
-        _check(self.dtype in DTYPES, f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-
-    @classmethod
-    def from_folder(cls, path: str | Path) -> ModelConfig:
-        """Read `config.json`, and the end-of-text ids of `generation_config.json` where it has them.
-
-        Example: `ModelConfig.from_folder("models/smollm2-135m").eos_token_ids == (2,)`.
-
-        Raises: `ModelError` for a missing or unreadable file, and as `from_dict`.
-        """
-        file, generation = Path(path) / "config.json", Path(path) / "generation_config.json"
-        raw = read_json(file)
-        if generation.exists():
-            raw |= {k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}
-        try:
-            return cls.from_dict(raw)
-        except (ModelError, TypeError, AttributeError) as error:
-            raise ModelError(f"{file}: {error}") from None
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
-        """Check and name what a `config.json` says, in the spelling of transformers 4 (`rope_theta` and
-        `rope_scaling` at the top, `torch_dtype`) or of transformers 5 (`rope_parameters`, `dtype`).
-
-        Raises: `ModelError` for an unsupported architecture or setting, and for a bad number.
-        """
-        architecture = (raw.get("architectures") or [None])[0]
-        _check(architecture in ARCHITECTURES,
-               f"architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}")
-        _check_settings(raw)
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
-        _check("head_dim" in raw or hidden_size % num_heads == 0,
-               f"hidden_size {hidden_size} is not a multiple of {num_heads} heads; expected head_dim")
-        eos = raw.get("eos_token_id")
-        return cls(
-            architecture=architecture,
-            vocab_size=_count(raw, "vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=_count(raw, "intermediate_size"),
-            num_layers=_count(raw, "num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=_count(raw, "num_key_value_heads", default=num_heads),
-            head_dim=_count(raw, "head_dim", default=hidden_size // num_heads),
-            max_model_len=_count(raw, "max_position_embeddings"),
-            rms_norm_eps=_positive(raw, "rms_norm_eps"),
-            rope_theta=_positive({"rope_theta": 10000.0} | raw | rope, "rope_theta"),
-            rope_scaling=_rope_scaling(rope),
-            qkv_bias=architecture == "Qwen2ForCausalLM",
-            qk_norm=architecture == "Qwen3ForCausalLM",
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-            dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        check_model(
+            heads % kv_heads == 0, f"{heads} query heads over {kv_heads} KV heads; expected a multiple"
         )
+        check_model(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}; expected an even number for RoPE")
+        for eos in self.eos_token_ids:
+            check_model(
+                eos in range(self.vocab_size), f"eos token id {eos!r} is not in 0..{self.vocab_size - 1}"
+            )
+        check_model(self.dtype in DTYPES, f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
 
     @classmethod
     def tiny(cls) -> ModelConfig:
@@ -140,68 +74,21 @@ class ModelConfig:
         Example: `ModelConfig.tiny().vocab_size == 260`, the size of `Tokenizer.byte_level()`.
         """
         return cls(
-            architecture="LlamaForCausalLM", vocab_size=260, hidden_size=64, intermediate_size=128,
-            num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_model_len=2048,
-            rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, qkv_bias=False, qk_norm=False,
-            tie_word_embeddings=True, eos_token_ids=(257,), dtype="float32",
+            architecture="LlamaForCausalLM",
+            vocab_size=260,
+            hidden_size=64,
+            intermediate_size=128,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            max_model_len=2048,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            rope_scaling=None,
+            qkv_bias=False,
+            qk_norm=False,
+            tie_word_embeddings=True,
+            eos_token_ids=(257,),
+            dtype="float32",
         )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`: `read_json(Path("models/smollm2-135m/config.json"))["vocab_size"] == 49152`.
-
-    Raises: `ModelError` naming the file when it is missing or holds no JSON object.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{file}: {error.strerror}; a model folder needs this file") from None
-    except ValueError as error:
-        raise ModelError(f"{file} is not JSON ({error}); fetch the model again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} holds a {type(value).__name__}, not an object; fetch the model again")
-    return value
-
-
-def write_json(file: Path, value: dict[str, Any]) -> None:
-    """Write what `read_json` reads, for people to read too: `write_json(Path("config.json"), {"vocab_size":
-    260})`."""
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _check_settings(raw: dict[str, Any]) -> None:
-    for name, supported in _ONLY_SUPPORTED.items():
-        value = raw.get(name, supported)
-        _check(value == supported, f"{name} is {value!r}; only {supported!r} is supported, use another model")
-    other_layers = set(raw.get("layer_types") or ()) - {"full_attention"}
-    _check(not other_layers, f"layer_types has {sorted(other_layers)}; only 'full_attention' is supported")
-
-
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    _check(kind in ("default", "llama3"), f"RoPE scaling {kind!r} is not supported; only 'llama3' is")
-    if kind == "default":
-        return None
-    return RopeScaling(
-        factor=_positive(rope, "factor"),
-        low_freq_factor=_positive(rope, "low_freq_factor"),
-        high_freq_factor=_positive(rope, "high_freq_factor"),
-        original_max_position_embeddings=_count(rope, "original_max_position_embeddings"),
-    )
-
-
-def _count(raw: dict[str, Any], name: str, default: int | None = None) -> int:
-    value: Any = default if raw.get(name) is None else raw[name]
-    _check(type(value) is int and value > 0, f"{name} is {value!r}; expected a positive int")
-    return value
-
-
-def _positive(raw: dict[str, Any], name: str) -> float:
-    value: Any = raw.get(name)
-    _check(type(value) in (int, float) and value > 0, f"{name} is {value!r}; expected a number above 0")
-    return float(value)
-
-
-def _check(holds: bool, message: str) -> None:
-    if not holds:
-        raise ModelError(message)

@@ -11,7 +11,7 @@ import codecs
 import copy
 from collections.abc import Sequence as SequenceOf
 
-from minipaged.tokenizer import Tokenizer
+from minipaged.loading.tokenizer import Tokenizer
 
 
 class Detokenizer:

@@ -11,28 +11,36 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
-from minipaged.attention_backend import with_attention_backend
+from minipaged.backends.choice import with_attention_backend
 from minipaged.batch import Batch
 from minipaged.beam_search import advance_beams
 from minipaged.block_manager import BlockManager
 from minipaged.block_table import blocks_for
 from minipaged.detokenizer import Detokenizer
+from minipaged.engine_config import EngineConfig
 from minipaged.errors import check_int
 from minipaged.invariants import check_writes
 from minipaged.kv_memory import kv_bytes_per_token
+from minipaged.loading.tokenizer import Tokenizer
 from minipaged.model import Llama
 from minipaged.paged_attention import KVCache
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
-from minipaged.parts import Parts, check_parts
+from minipaged.parts import Parts
 from minipaged.request import Request, Sequence
 from minipaged.sampler import SamplingRow, sample, top_logprobs, uniform
 from minipaged.scheduler import Schedule
 from minipaged.stats import Stats
-from minipaged.tokenizer import Tokenizer
+from minipaged.stop_rules import append_token
+
+CPU_KV_BYTES = 512 * 2**20
+GPU_KV_FRACTION = 0.8  # of the free memory
+# Of a step, on a CPU and on a GPU. A CPU is as fast as it gets by then, and its caches hold what passes.
+BATCHED_TOKENS = (512, 2048)
 
 
 class Draw(NamedTuple):
@@ -47,7 +55,7 @@ class Draw(NamedTuple):
 
 
 class Engine:
-    """Serves requests for one model with one pool of blocks. See `LLM` for what the parameters mean.
+    """Serves requests for one model with one pool of blocks.
 
     >>> engine = LLM("tiny").engine
     >>> engine.add_request("a", "Hello", SamplingParams(max_tokens=2))
@@ -56,53 +64,47 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: Llama,
-        tokenizer: Tokenizer,
-        *,
-        num_blocks: int,
-        block_size: int = 16,
-        num_cpu_blocks: int = 0,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
-        preemption_mode: str = "recompute",
-        attention_backend: str = "auto",
-        seed: int = 0,
-        parts: Parts | None = None,
+        self, model: Llama, tokenizer: Tokenizer, config: EngineConfig | None = None, **options: Any
     ) -> None:
-        self.parts = with_attention_backend(check_parts(parts), attention_backend, model.device)
+        """options: fields of `config` that are to be others, or all of them: `num_blocks=512`.
+
+        ValueError if the model, or this machine's memory, can't have what they ask for.
+        """
+        config = replace(config or EngineConfig(), **options)
         self.model, self.tokenizer = model, tokenizer
-        self.max_model_len = model.config.max_model_len if max_model_len is None else max_model_len
-        if not isinstance(enable_prefix_caching, bool):
-            raise ValueError(f"enable_prefix_caching must be True or False, got {enable_prefix_caching!r}")
-        check_int("num_blocks", num_blocks, 1, 2**31 - 1)
-        check_int("block_size", block_size, 1)
-        check_int("num_cpu_blocks", num_cpu_blocks, 0)
-        check_int("max_num_seqs", max_num_seqs, 1)
-        check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        self.parts = with_attention_backend(config.parts or Parts(), config.attention_backend, model.device)
+        self.max_model_len = config.max_model_len or model.config.max_model_len
         check_int("max_model_len", self.max_model_len, 2, model.config.max_model_len)
-        if preemption_mode not in ("recompute", "swap"):
-            raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {preemption_mode!r}")
-        if preemption_mode == "swap" and num_cpu_blocks == 0:
-            raise ValueError("preemption_mode='swap' needs a pool to swap to: set num_cpu_blocks above 0")
-        self.kv_cache = self._new_cache(num_blocks, block_size, model.device)
+        num_blocks = self._num_blocks(config)
+        self.kv_cache = self._new_cache(num_blocks, config.block_size, model.device)
         self.cpu_cache: KVCache | None = None
-        if num_cpu_blocks:
-            self.cpu_cache = self._new_cache(num_cpu_blocks, block_size, torch.device("cpu"))
-        self.memory = BlockManager(self.parts, num_blocks, block_size, num_cpu_blocks, enable_prefix_caching)
+        if config.num_cpu_blocks:
+            self.cpu_cache = self._new_cache(config.num_cpu_blocks, config.block_size, torch.device("cpu"))
+        self.memory = BlockManager(
+            self.parts, num_blocks, config.block_size, config.num_cpu_blocks, config.enable_prefix_caching
+        )
+        max_num_batched_tokens = config.max_num_batched_tokens or BATCHED_TOKENS[model.device.type == "cuda"]
         self.scheduler = self.parts.scheduler(
-            self.memory, max_num_batched_tokens, max_num_seqs, preemption_mode
+            self.memory, max_num_batched_tokens, config.max_num_seqs, config.preemption_mode
         )
         self.requests: dict[str, Request] = {}
         self.last_step = Schedule()
         self._ended_in_failure: list[Request] = []
-        self._seeds = random.Random(seed)
+        self._seeds = random.Random(config.seed)
         self._num_added = 0
         self._num_steps = self._num_preemptions = self._num_copies = 0
         self._computed_tokens = self._output_tokens = 0
         self._step_time = self._forward_time = 0.0
+
+    def _num_blocks(self, config: EngineConfig) -> int:
+        """As many as were asked for, or as fit into the bytes asked for, or into a default for the device."""
+        if config.num_blocks is not None:
+            return config.num_blocks
+        budget, device = config.kv_cache_memory_bytes, self.model.device
+        if budget is None and device.type == "cuda":
+            budget = int(GPU_KV_FRACTION * torch.cuda.mem_get_info(device)[0])
+        budget = budget or CPU_KV_BYTES
+        return self.parts.num_blocks_for(budget, config.block_size, self.model.config, self.model.dtype)
 
     def _new_cache(self, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
         config = self.model.config
@@ -253,9 +255,7 @@ class Engine:
     def _recover(self) -> None:
         self.memory.reset()
         for request in self.requests.values():
-            request.is_swapped = False
-            for seq in request.live:
-                seq.forget_blocks()
+            request.forget_blocks()
         self.scheduler.restart(request for request in self.requests.values() if not request.is_finished)
         self._ended_in_failure = [request for request in self.requests.values() if request.is_finished]
 
@@ -275,7 +275,7 @@ class Engine:
         rows: dict[Request, list[tuple[Sequence, int]]] = {}
         num_rows = 0
         for work in step.work:
-            if work.sequence.num_uncomputed_tokens == 0:
+            if work.gets_token:
                 rows.setdefault(work.request, []).append((work.sequence, num_rows))
                 num_rows += 1
         drawn: list[Draw] = []
@@ -317,9 +317,7 @@ class Engine:
         token."""
         if draw.branch == draw.sequence.index:
             return draw.sequence
-        child = draw.sequence.fork(draw.branch)
-        draw.request.sequences.append(child)
-        return child
+        return draw.request.add_branch(draw.sequence, draw.branch)
 
     # -- what it has done ------------------------------------------------------------------------------------
 
@@ -351,28 +349,3 @@ class Engine:
             step_time=self._step_time,
             forward_time=self._forward_time,
         )
-
-
-def append_token(
-    seq: Sequence,
-    token_id: int,
-    params: SamplingParams,
-    eos_token_ids: SequenceOf[int],
-    max_model_len: int,
-    logprobs: dict[int, float] | None = None,
-) -> None:
-    """Give a sequence its next token, and end it if it must end: a stop counts before a length.
-
-    First everything that can fail, then the change.
-    """
-    detokenizer = seq.detokenizer.fork()
-    is_eos = token_id in eos_token_ids and not params.ignore_eos
-    stops = is_eos or token_id in params.stop_token_ids or detokenizer.append(token_id)
-    seq.token_ids.append(token_id)
-    seq.detokenizer = detokenizer
-    if logprobs is not None:
-        seq.logprobs.append(logprobs)
-    if stops:
-        seq.finish("stop")
-    elif len(seq.output_token_ids) == params.max_tokens or seq.num_tokens == max_model_len:
-        seq.finish("length")

@@ -35,6 +35,12 @@ class ModelError(ValueError):
     """
 
 
+def check_model(holds: bool, message: str) -> None:
+    """A `ModelError` with this message unless `holds`."""
+    if not holds:
+        raise ModelError(message)
+
+
 def check_int(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
     """A `ValueError` with the numbers unless `value` is a whole number within the bounds.
 

@@ -8,20 +8,24 @@ package's.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from minipaged.block_allocator import BlockAllocator
 from minipaged.block_manager import BlockManager
 from minipaged.block_table import blocks_for
-from minipaged.scheduler import Schedule
-
-if TYPE_CHECKING:
-    from minipaged.engine import Engine
-
-JUNK = 1000.0  # a finite number: NaN would be an error of the sampler's, far from the cause
+from minipaged.scheduler import Schedule, Scheduler
 
 
-def check_invariants(engine: Engine) -> None:
+class HasMemory(Protocol):
+    """What is checked: an `Engine`, or a simulated one (`minipaged/simulation/simulator.py`)."""
+
+    memory: BlockManager
+    scheduler: Scheduler
+
+    def has_unfinished_requests(self) -> bool: ...
+
+
+def check_invariants(engine: HasMemory) -> None:
     """Raise a RuntimeError, saying what is wrong with the numbers, unless all of these hold between two
     steps:
 
@@ -54,18 +58,6 @@ def check_invariants(engine: Engine) -> None:
     num_free, num_blocks = memory.allocator.num_free, memory.allocator.num_blocks
     is_idle = not engine.has_unfinished_requests()
     _require(not is_idle or num_free == num_blocks, f"idle, but {num_free} of {num_blocks} blocks free")
-
-
-def fill_with_junk(engine: Engine) -> None:
-    """Fill every slot of the engine's pools with a number that no model computes, before anything is served.
-
-    Fresh memory may hold what an earlier engine wrote there, and then a copy that was left out does no harm.
-    With junk in it, whatever is read before it was written shows in the tokens.
-    """
-    for pool in (engine.kv_cache, engine.cpu_cache):
-        if pool is not None:
-            pool.k.fill_(JUNK)
-            pool.v.fill_(JUNK)
 
 
 def _check_pool(allocator: BlockAllocator, uses: Counter[int]) -> None:

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from minipaged.attention_backend import check_backend
+from minipaged.backends.choice import find_operators
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
-from minipaged.errors import check_int
-from minipaged.hub import find_model
+from minipaged.engine_config import EngineConfig
+from minipaged.loading.config_file import read_config
+from minipaged.loading.hub import find_model
+from minipaged.loading.tokenizer import Tokenizer
+from minipaged.loading.weights import random_weights, read_weights
 from minipaged.model import Llama
-from minipaged.operators import find_operators
 from minipaged.params import BeamSearchParams, RequestOutput, SamplingParams
-from minipaged.parts import Parts, check_parts
-from minipaged.tokenizer import Tokenizer
-from minipaged.weights import random_weights, read_weights
-
-DEFAULT_CPU_KV_BYTES = 512 * 2**20
-GPU_KV_FRACTION = 0.8
-CPU_BATCHED_TOKENS = 512  # a CPU is as fast as it gets by then, and its caches still hold what passes through
-GPU_BATCHED_TOKENS = 2048
 
 Params = SamplingParams | BeamSearchParams
 Prompt = str | SequenceOf[int]
@@ -43,67 +39,23 @@ class LLM:
 
     model: "smollm2-135m" (fetched on first use), a folder with config.json, tokenizer.json and safetensors, a
     .gguf file, or "tiny", a random model of 2 layers over bytes that is built from `seed` in a moment.
-    block_size: tokens per block. num_blocks, or kv_cache_memory_bytes: the size of the pool (default: 512 MiB
-    on a CPU, 80 % of the free memory of a GPU). max_num_seqs, max_num_batched_tokens: limits of one step; the
-    tokens are 512 by default on a CPU, 2,048 on a GPU. max_model_len: the longest prompt + output.
-    enable_prefix_caching: reuse the blocks of equal beginnings. preemption_mode: "recompute", or "swap" to
-    `num_cpu_blocks` blocks of CPU memory. dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU.
-    device: "cpu", "cuda", or None for a GPU when there is one. attention_backend: "torch"; "triton", the
-    kernels (on a CPU interpreted: slow, for learning); "numba", loops compiled for decoding on a CPU, in
-    float32 or bfloat16; or "auto": triton on a GPU, numba where it is installed and the model not tiny. seed:
-    of requests that bring none. parts: layers to use instead of the package's (`load_parts`).
+    dtype: "auto" is float32 on a CPU and the checkpoint's on a GPU. device: "cpu", "cuda", or None for a GPU
+    when there is one. options: any field of `EngineConfig`, by name; or a `config`, with `options` replaced.
     """
 
     def __init__(
         self,
         model: str | Path = "smollm2-135m",
         *,
-        block_size: int = 16,
-        num_blocks: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
-        preemption_mode: str = "recompute",
-        num_cpu_blocks: int = 0,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device | None = None,
-        attention_backend: str = "auto",
-        seed: int = 0,
-        parts: Parts | None = None,
+        config: EngineConfig | None = None,
+        **options: Any,
     ) -> None:
-        if num_blocks is not None and kv_cache_memory_bytes is not None:
-            raise ValueError(
-                f"give num_blocks={num_blocks} or kv_cache_memory_bytes={kv_cache_memory_bytes}, not both"
-            )
-        check_backend(attention_backend)
-        check_int("seed", seed, -(2**63), 2**63 - 1)
+        config = replace(config or EngineConfig(), **options)
         self.device = _device(device)
-        self.model, self.tokenizer = _load(model, dtype, self.device, attention_backend, seed)
-        if num_blocks is None:
-            budget = (
-                _default_kv_bytes(self.device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
-            )
-            size_pool = check_parts(parts).num_blocks_for
-            num_blocks = size_pool(budget, block_size, self.model.config, self.model.dtype)
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = GPU_BATCHED_TOKENS if self.device.type == "cuda" else CPU_BATCHED_TOKENS
-        self.engine = Engine(
-            self.model,
-            self.tokenizer,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_cpu_blocks=num_cpu_blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            enable_prefix_caching=enable_prefix_caching,
-            preemption_mode=preemption_mode,
-            attention_backend=attention_backend,
-            seed=seed,
-            parts=parts,
-        )
+        self.model, self.tokenizer = _load(model, dtype, self.device, config)
+        self.engine = Engine(self.model, self.tokenizer, config)
         self._mine: set[str] = set()  # requests of generate and stream; others belong to who added them
         self._newest: dict[str, RequestOutput] = {}
         self._ids = (f"llm-{number}" for number in count())
@@ -206,12 +158,6 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise ValueError(f"device {device!r} cannot be used: {error}") from None
 
 
-def _default_kv_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(GPU_KV_FRACTION * torch.cuda.mem_get_info(device)[0])
-    return DEFAULT_CPU_KV_BYTES
-
-
 def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         dtype = config.dtype if device.type == "cuda" else "float32"
@@ -223,15 +169,15 @@ def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) 
 
 
 def _load(
-    model: str | Path, dtype: str | torch.dtype, device: torch.device, backend: str, seed: int
+    model: str | Path, dtype: str | torch.dtype, device: torch.device, config: EngineConfig
 ) -> tuple[Llama, Tokenizer]:
     if model == "tiny":
-        config = ModelConfig.tiny()
-        weights, tokenizer = random_weights(config, seed), Tokenizer.byte_level()
+        shape = ModelConfig.tiny()
+        weights, tokenizer = random_weights(shape, config.seed), Tokenizer.byte_level()
     else:
         folder = find_model(model)
-        config = ModelConfig.from_folder(folder)
+        shape = read_config(folder)
         weights, tokenizer = read_weights(folder), Tokenizer.from_folder(folder)
-    dtype = _dtype(dtype, config, device)
-    operators_for = find_operators(backend, config, dtype, device)
-    return Llama(config, weights, dtype, device, operators_for), tokenizer
+    dtype = _dtype(dtype, shape, device)
+    operators_for = find_operators(config.attention_backend, shape, dtype, device)
+    return Llama(shape, weights, dtype, device, operators_for), tokenizer

@@ -73,53 +73,61 @@ def latencies(requests: Iterable[tuple[float, Sequence[float], str]]) -> Latenci
 # -- what to expect of a step --------------------------------------------------------------------------------
 
 
-class Work(NamedTuple):
+class Cost(NamedTuple):
     """A part of a step: the bytes that it must read, and the operations that it must do (FLOPs)."""
 
     num_bytes: int
     flops: int
 
 
-def linear_work(num_tokens: int, num_parameters: int, itemsize: int) -> Work:
+def linear_work(num_tokens: int, num_parameters: int, itemsize: int) -> Cost:
     """The model's matrices, for `num_tokens` tokens of all sequences together.
 
     The numbers are read once for all, `itemsize` bytes each; each token takes a multiplication and an
     addition with every one of them. No tokens, no work.
 
     >>> linear_work(3, num_parameters=1000, itemsize=2)
-    Work(num_bytes=2000, flops=6000)
+    Cost(num_bytes=2000, flops=6000)
     """
     if num_tokens == 0:
-        return Work(0, 0)
-    return Work(num_parameters * itemsize, 2 * num_parameters * num_tokens)
+        return Cost(0, 0)
+    return Cost(num_parameters * itemsize, 2 * num_parameters * num_tokens)
 
 
 def attention_work(
-    num_read: int, num_pairs: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int,
+    num_read: int,
+    num_pairs: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
     itemsize: int,
-) -> Work:  # fmt: skip
+) -> Cost:
     """Attention: K and V of `num_read` tokens are read, and `num_pairs` (query, key it sees) are computed.
 
     A pair takes, in every head of every layer, head_dim multiplications and additions for the score, and as
     many for the weighted sum. K and V have KV heads, of which there may be fewer.
 
     >>> attention_work(10, 10, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, itemsize=2)
-    Work(num_bytes=1280, flops=2560)
+    Cost(num_bytes=1280, flops=2560)
     """
     kv_bytes = 2 * num_layers * num_kv_heads * head_dim * itemsize
-    return Work(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)
+    return Cost(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)
 
 
 def work_seconds(
-    parts: Iterable[Work], bytes_per_s: float, flops_per_s: float, num_launches: int = 0,
+    parts: Iterable[Cost],
+    bytes_per_s: float,
+    flops_per_s: float,
+    num_launches: int = 0,
     launch_s: float = 0.0,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds for the parts one after the other, and for the launches.
 
     Reading and computing of one part go on at the same time, so a part takes the longer of the two (Williams
     et al., Roofline, 2009). One part doesn't begin before the last one has ended.
 
-    >>> work_seconds([Work(2000, 6000), Work(1280, 2560)], bytes_per_s=1000, flops_per_s=2000)
+    >>> work_seconds([Cost(2000, 6000), Cost(1280, 2560)], bytes_per_s=1000, flops_per_s=2000)
     4.28
     """
     longest = (max(part.num_bytes / bytes_per_s, part.flops / flops_per_s) for part in parts)

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig, RopeScaling
 from minipaged.linear import Linear, padded_rows
+from minipaged.loading.weights import checked, expected_shapes
 from minipaged.operators import Operators
 from minipaged.paged_attention import KVCache
-from minipaged.weights import checked, expected_shapes
 
 
 @dataclass(frozen=True)
-class Layer:
+class DecoderLayer:
     """One decoder layer's weights: q, k and v packed in one product, since they share their input."""
 
     input_norm: torch.Tensor
@@ -63,14 +63,14 @@ class Llama:
 
     def _read(
         self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Layer]]:
+    ) -> tuple[dict[str, torch.Tensor], dict[str, DecoderLayer]]:
         """The tensors outside the layers by name, and the layers by prefix ("model.layers.0.").
 
         A layer is built as soon as its last tensor is there, so that its weights are laid out anew before the
         next layer's are read: memory is freed and used again instead of being cut into pieces.
         """
         tensors: dict[str, torch.Tensor] = {}
-        layers: dict[str, Layer] = {}
+        layers: dict[str, DecoderLayer] = {}
         missing = Counter(map(_layer_prefix, expected_shapes(self.config)))
         for name, tensor in checked(self.config, weights):
             tensors[name] = tensor.to(self.device, self.dtype)
@@ -118,7 +118,7 @@ def _layer_prefix(name: str) -> str:
     return ".".join([*name.split(".")[:3], ""]) if name.startswith("model.layers.") else ""
 
 
-def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> Layer:
+def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> DecoderLayer:
     """Build one layer, removing its tensors from the dict, so that a weight is never held twice for long."""
 
     def take(name: str) -> torch.Tensor:
@@ -129,7 +129,7 @@ def _take_layer(tensors: dict[str, torch.Tensor], prefix: str) -> Layer:
 
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
     biases = [bias for name in qkv if (bias := maybe(f"{name}.bias")) is not None]
-    return Layer(
+    return DecoderLayer(
         input_norm=take("input_layernorm.weight"),
         qkv=Linear(
             torch.cat([take(f"{name}.weight") for name in qkv]), torch.cat(biases) if biases else None

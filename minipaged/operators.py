@@ -1,8 +1,8 @@
 """What a decoder computes between its matrix products, in PyTorch.
 
-Why it exists: with one new token per sequence these small operators cost a CPU nearly half of a step, and
-`minipaged.cpu_kernels` has them as compiled loops. This module says what they mean; it is also the seam.
-What it leaves out: the products (`minipaged.linear`), and attention itself (`minipaged.paged_attention`).
+With one new token per sequence these small operators cost a CPU nearly half of a step, and so
+`minipaged.backends.numba_loops` has them as compiled loops. This module says what they mean; it is also the
+seam. The products are `minipaged.linear`, and attention itself is `minipaged.paged_attention`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from minipaged.batch import Batch
 from minipaged.config import ModelConfig
 from minipaged.paged_attention import KVCache, plan_attention
-
-WORTH_COMPILING = 256  # the hidden size below which a step is over sooner than numba is imported (0.3 s)
 
 
 class Operators:
@@ -80,27 +78,3 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     2021)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def find_operators(
-    backend: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Callable[..., Operators]:
-    """What makes the operators of a step: `Operators`, or a function that takes compiled ones where it can.
-
-    "numba" asks for these, and is a ValueError where they can't be had; "auto" takes them if they can, for a
-    model that they were made for: float32 or bfloat16, on a CPU, not tiny.
-    """
-    known = dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
-    made_for = known and config.hidden_size >= WORTH_COMPILING
-    if backend in ("torch", "triton") or (backend == "auto" and not made_for):
-        return Operators
-    try:
-        from minipaged.cpu_kernels import operators_for
-    except (ImportError, OSError, AttributeError) as error:  # no numba, or a PyTorch without GNU's OpenMP
-        if backend == "auto":
-            return Operators
-        raise ValueError(
-            f"attention_backend='numba' needs numba (pip install 'minipaged[fast]') and PyTorch's build for "
-            f"Linux: {error}"
-        ) from None
-    return operators_for

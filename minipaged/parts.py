@@ -1,8 +1,8 @@
 """The parts of the engine, and how a reader's own take their place.
 
-Why it exists: the course's promise is that the layer you wrote runs in the real engine. Every layer that a
-chapter builds is one field here; whatever is not replaced is the package's own, so a wrong chapter never
-blocks the next. What it leaves out: whether a part is right. The graders say that.
+The course's promise is that the layer you wrote runs in the real engine. Every layer that a chapter builds is
+one field of `Parts`; whatever is not replaced is the package's own, so a wrong chapter never blocks the next.
+Whether a part is right is not asked here: the graders say that.
 """
 
 from __future__ import annotations
@@ -17,31 +17,38 @@ from typing import Any
 
 import torch
 
-from minipaged.block_allocator import BlockAllocator
-from minipaged.block_table import BlockTable
-from minipaged.chapters import CHAPTERS, Chapter
-from minipaged.copy_on_write import CopyOnWrite
+from minipaged.block_manager import MemoryParts
 from minipaged.kernels import triton_status
 from minipaged.kv_memory import num_blocks_for
 from minipaged.paged_attention import KVCache, paged_attention
-from minipaged.preemption import Preemption
-from minipaged.prefix_cache import PrefixCache
 from minipaged.scheduler import Scheduler
+
+# The layers that a chapter's file holds, by the name behind its number: ch03_block_allocator.py. Where two
+# hold the same one, the later file's stands for the layer.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "kv_memory": ("num_blocks_for",),
+    "contiguous": ("block_allocator",),
+    "block_allocator": ("block_allocator",),
+    "block_table": ("block_table",),
+    "paged_attention": ("kv_cache", "paged_attention"),
+    "copy_on_write": ("copy_on_write",),
+    "prefix_cache": ("prefix_cache",),
+    "scheduler": ("scheduler",),
+    "preemption": ("preemption",),
+    "triton_decode": ("store_kv", "paged_decode"),
+    "triton_fast": ("paged_decode_split", "paged_prefill", "copy_blocks"),
+}
+KERNELS = LAYERS["triton_decode"] + LAYERS["triton_fast"]
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(MemoryParts):
     """One field per layer; `LLM(..., parts=Parts(block_allocator=MyAllocator))` runs the engine on yours."""
 
     num_blocks_for: Callable[..., int] = num_blocks_for
-    block_allocator: type[BlockAllocator] = BlockAllocator
-    block_table: type[BlockTable] = BlockTable
     kv_cache: type[KVCache] = KVCache
     paged_attention: Callable[..., torch.Tensor] = paged_attention
-    copy_on_write: type[CopyOnWrite] = CopyOnWrite
-    prefix_cache: type[PrefixCache] = PrefixCache
     scheduler: type[Scheduler] = Scheduler
-    preemption: type[Preemption] = Preemption
     # Kernels; None is the package's own, which can't be imported where there is no triton.
     store_kv: Callable[..., None] | None = None
     paged_decode: Callable[..., torch.Tensor] | None = None
@@ -50,50 +57,49 @@ class Parts:
     copy_blocks: Callable[..., None] | None = None
 
 
-def check_parts(parts: Parts | None) -> Parts:
-    """The parts given, or the package's own for None; ValueError for anything else."""
-    if parts is not None and not isinstance(parts, Parts):
-        raise ValueError(f"parts must be Parts, as load_parts gives them, got {type(parts).__name__}")
-    return parts or Parts()
-
-
 def load_parts(folder: str | Path, *chapters: str) -> Parts:
     """Take the layers of some chapters from a folder, and the rest from the package.
 
     >>> load_parts("exercises", "ch03", "ch06")
 
-    "all" stands for every chapter that builds a layer (chapter 3's allocator, not chapter 2's), but for the
-    kernels: they need triton, and are slow without a GPU, so they are taken by name. A chapter that is not in
-    the list, a file that is missing or cannot be imported, and a class that lacks a public method are a
-    ValueError naming file, class and method.
+    "all" stands for every file in the folder that holds a layer, but for the kernels: they need triton, and
+    are slow without a GPU, so they are taken by name. A chapter without such a file, a file that cannot be
+    imported, and a class that lacks a public method are a ValueError naming file, class and method.
     """
     parts = Parts()
-    if chapters == ("all",):
-        last = {part: chapter.key for chapter in CHAPTERS for part in chapter.parts if getattr(parts, part)}
-        chapters = tuple(dict.fromkeys(last.values()))
-    for key in chapters:
-        chapter = _find_chapter(key)
-        file = Path(folder) / f"{chapter.file_stem}.py"
-        if chapter.module.startswith("minipaged.kernels"):
+    for file in _files(Path(folder), chapters):
+        names = LAYERS[_name(file)]
+        if set(names) <= set(KERNELS):
             triton_status()  # decides how kernels run, which triton must know before the file imports it
         module = _import_file(file)
-        for name in chapter.parts:
-            parts = replace(parts, **{name: _take_part(module, name, file)})
+        parts = replace(parts, **{name: _take_part(module, name, file) for name in names})
     return parts
 
 
-def _find_chapter(key: str) -> Chapter:
-    with_parts = {chapter.key: chapter for chapter in CHAPTERS if chapter.parts}
-    if key not in with_parts:
-        raise ValueError(
-            f"no chapter {key!r} builds a layer of the engine; these do: {', '.join(with_parts)}"
-        )
-    return with_parts[key]
+def _files(folder: Path, chapters: tuple[str, ...]) -> list[Path]:
+    """The files of these chapters: ("ch03",) is folder/ch03_block_allocator.py."""
+    layers = {
+        file.name[:4]: file for file in sorted(folder.glob("ch[0-9][0-9]_*.py")) if _name(file) in LAYERS
+    }
+    if chapters == ("all",):
+        latest = {
+            part: file for file in layers.values() for part in LAYERS[_name(file)] if part not in KERNELS
+        }
+        chapters = tuple(dict.fromkeys(file.name[:4] for file in latest.values())) or chapters
+    for key in chapters:
+        if key not in layers:
+            known = ", ".join(file.name for file in layers.values()) or "none"
+            raise ValueError(
+                f"{folder} has no file of chapter {key!r} with a layer of the engine; it has: {known}"
+            )
+    return [layers[key] for key in chapters]
+
+
+def _name(file: Path) -> str:
+    return file.stem[5:]
 
 
 def _import_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; expected the chapter's exercise there")
     spec = importlib.util.spec_from_file_location(f"minipaged_parts_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

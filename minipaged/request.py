@@ -1,8 +1,32 @@
 """A request and its sequences: what the user asked for, and the branches that answer it.
 
-Why it exists: one prompt can have many continuations (n samples, beams). The request is what is queued,
-admitted and preempted; each sequence has tokens and a block table of its own. What it leaves out: which
-blocks (`BlockManager`) and when (`Scheduler`).
+One prompt can have many continuations (n samples, beams). The request is what is queued, admitted and
+preempted; each of its sequences has tokens and a block table of its own. Which blocks, says `BlockManager`;
+when, `Scheduler`.
+
+A sequence's tokens while a step is under way; "cached" were found by the prefix cache at its admission:
+
+    |            prompt             |  output so far   |
+    | cached | computed | this step's |    to come      |
+    |<---- num_computed_tokens ---->|<- uncomputed  ->|
+
+The sequence gets its next token in the step that leaves nothing to come.
+
+Who writes a field once it is made (tests/engine/test_request.py holds everyone to it):
+
+    field                               written by                    when
+    token_ids, detokenizer, logprobs    stop_rules                    a step gives the sequence a token
+    token_ids                           simulation/simulator          the same, with made-up tokens
+    cumulative_logprob, score           beam_search                   a step continues a beam
+    index, sequences                    request                       branches fork; beams are ranked anew
+    table, fork_of, num_published       block_manager                 admission, preemption, a full block
+    table, fork_of, num_published       request                       blocks are given back, or lost in a failure
+    table                               simulation/contiguous_memory  admission, in the block manager's place
+    block_keys                          block_manager                 a key is asked for the first time
+    num_cached_tokens                   block_manager                 admission
+    is_swapped                          block_manager                 swapped out, swapped in
+    is_swapped                          request                       blocks are lost in a failure
+    finish_reason                       request                       once, at the end
 """
 
 from __future__ import annotations
@@ -49,6 +73,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
+        """Tokens without a slot; after the last of them is computed, the sequence gets its next one."""
         return len(self.token_ids) - (0 if self.table is None else self.table.num_tokens)
 
     @property
@@ -58,11 +83,16 @@ class Sequence:
     def fork(self, index: int) -> Sequence:
         """A second branch with the same tokens so far, sharing every block."""
         return Sequence(
-            token_ids=list(self.token_ids), num_prompt_tokens=self.num_prompt_tokens,
-            detokenizer=self.detokenizer.fork(), index=index, table=self.table.fork() if self.table else None,
-            block_keys=list(self.block_keys), num_published=self.num_published, logprobs=list(self.logprobs),
+            token_ids=list(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            detokenizer=self.detokenizer.fork(),
+            index=index,
+            table=self.table.fork() if self.table else None,
+            block_keys=list(self.block_keys),
+            num_published=self.num_published,
+            logprobs=list(self.logprobs),
             cumulative_logprob=self.cumulative_logprob,
-        )  # fmt: skip
+        )
 
     def release(self) -> None:
         """Give its blocks back, if it has any; what was computed will have to be computed again."""
@@ -71,7 +101,7 @@ class Sequence:
         self.forget_blocks()
 
     def forget_blocks(self) -> None:
-        """Be without blocks, though nobody gave them back: the pool they were in is no more."""
+        """Drop the table without giving its blocks back: their pool has been made anew."""
         self.table, self.fork_of, self.num_published = None, None, 0
 
     def finish(self, reason: str) -> None:
@@ -157,9 +187,25 @@ class Request:
         for seq in self.live:
             seq.finish(reason)
         if isinstance(self.params, BeamSearchParams):
-            self.sequences = self.best_beams()
-            for index, seq in enumerate(self.sequences):
-                seq.index = index
+            self.keep(self.best_beams())
+
+    def forget_blocks(self) -> None:
+        """Drop every table without giving its blocks back: the pools have been made anew."""
+        self.is_swapped = False
+        for seq in self.live:
+            seq.forget_blocks()
+
+    def add_branch(self, parent: Sequence, index: int) -> Sequence:
+        """Fork `parent` into one more branch of the request, and return it."""
+        child = parent.fork(index)
+        self.sequences.append(child)
+        return child
+
+    def keep(self, sequences: list[Sequence]) -> None:
+        """Have these branches and no others, numbered in this order."""
+        self.sequences = sequences
+        for index, seq in enumerate(sequences):
+            seq.index = index
 
     def best_beams(self) -> list[Sequence]:
         """The finished beams with the highest scores, best first, at most beam_width."""

@@ -35,11 +35,11 @@ from minipaged.batch import Batch
 from minipaged.engine import Draw
 from minipaged.engine import Engine as GivenEngine
 from minipaged.invariants import check_writes
+from minipaged.loading.tokenizer import Tokenizer
 from minipaged.params import RequestOutput, SamplingParams
 from minipaged.request import Sequence
 from minipaged.sampler import SamplingRow, column, penalise, top_logprobs
 from minipaged.scheduler import Schedule
-from minipaged.tokenizer import Tokenizer
 
 # -- from logits to a token ----------------------------------------------------------------------------------
 

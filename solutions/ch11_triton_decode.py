@@ -84,7 +84,7 @@ def _scale_rows_kernel(
     x_ptr, factors_ptr, out_ptr, N,
     stride_xm, stride_xn, stride_fm, stride_om, stride_on,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one row of x, all of its N elements at once; BLOCK is the power of two that holds them.
 
     Element [row, column] of a tensor lies at its pointer + row · (first stride) + column · (second stride).
@@ -119,7 +119,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     _gather_rows_kernel[(T,)](
         table, index, out, D, *table.stride(), *index.stride(), *out.stride(),
         BLOCK=triton.next_power_of_2(D),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -128,7 +128,7 @@ def _gather_rows_kernel(
     table_ptr, index_ptr, out_ptr, D,
     stride_tn, stride_td, stride_it, stride_om, stride_od,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one row of out, copied from the row of the table that the index names.
 
     Where the index is -1 the row of out is zeros, and nothing of the table is loaded. The number of the row
@@ -217,7 +217,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         k, v, k_cache, v_cache, slot_mapping, k_cache.shape[1], G, D,
         *k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(), slot_mapping.stride(0),
         BLOCK_G=triton.next_power_of_2(G), BLOCK_D=triton.next_power_of_2(D),
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def _store_kv_kernel(
     stride_vcn, stride_vcb, stride_vcg, stride_vcd,
     stride_st,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one token, G · D elements of K and as many of V, to the row of its slot.
 
     token is this program's number; slot = slot_mapping[token] lies in block slot // B, row slot % B. A slot
@@ -267,7 +267,7 @@ def _store_kv_kernel(
 def attend_alone(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, start: int, end: int, visible: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Given: run `attend` by itself, in one program: its acc [R, D], total [R] and highest [R], in fp32.
 
     q: [R, D], R rows. k_cache, v_cache: [N, B, D], of one KV head. block_table: [M] block ids. visible: [R].
@@ -279,7 +279,7 @@ def attend_alone(
         q, k_cache, v_cache, block_table, visible, acc, total, highest, start, end, scale,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_table.stride(), B, R, D,
         **tile_sizes(R, D, q.dtype),
-    )  # fmt: skip
+    )
     return acc, total, highest
 
 
@@ -293,7 +293,7 @@ def _attend_alone_kernel(
     stride_tm,
     B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Given: load the rows, call `attend`, store what it returns."""
     offs_r = tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)
@@ -304,7 +304,7 @@ def _attend_alone_kernel(
         q, visible, start, end, scale, block_table_ptr, stride_tm,
         k_cache_ptr, stride_kn, stride_kb, stride_kd, v_cache_ptr, stride_vn, stride_vb, stride_vd,
         B, D, BLOCK_R, BLOCK_D, BLOCK_N,
-    )  # fmt: skip
+    )
     tl.store(acc_ptr + offs_r[:, None] * D + offs_d[None, :], acc, mask=mask)
     tl.store(total_ptr + offs_r, total, mask=offs_r < R)
     tl.store(highest_ptr + offs_r, highest, mask=offs_r < R)
@@ -317,7 +317,7 @@ def attend(
     v_ptr, stride_vn, stride_vb, stride_vd,
     B: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Attention of the rows q [BLOCK_R, BLOCK_D] to positions start … end - 1 of one sequence and KV head.
 
     A loop as in task 4, with a tile of BLOCK_N positions at a time. Position p lies in block table[p // B],
@@ -408,7 +408,7 @@ def paged_decode(
         q, k_cache, v_cache, block_tables, context_lens, out, scale,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
         *out.stride(), B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
-    )  # fmt: skip
+    )
     return out.to(q.dtype)
 
 
@@ -422,7 +422,7 @@ def _paged_decode_kernel(
     stride_os, stride_oh, stride_od,
     B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one sequence, one KV head, and the R query heads that read it, rows of one small matrix.
 
     program_id(0) is the sequence, program_id(1) the KV head g; its query heads are g · R … g · R + R - 1, as
@@ -453,7 +453,7 @@ def _paged_decode_kernel(
         k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
         v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
         B, D, BLOCK_R, BLOCK_D, BLOCK_N,
-    )  # fmt: skip
+    )
     ### BEGIN SOLUTION
     out = acc / tl.where(total > 0, total, 1.0)[:, None]  # no context: 0 / 1
     offs_o = heads[:, None] * stride_oh + offs_d[None, :] * stride_od
@@ -464,7 +464,7 @@ def _paged_decode_kernel(
 def store_and_decode(
     q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor,
     context_lens: Tensor, scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Given: a challenge: what `store_kv` and then `paged_decode` do, in one launch.
 
     k, v: [S, G, D], the new token of each sequence. It belongs at position context_len - 1, the last one, and
@@ -484,7 +484,7 @@ def store_and_decode(
         *q.stride(), *k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(),
         *block_tables.stride(), context_lens.stride(0), *out.stride(), B, H // G, D,
         DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
-    )  # fmt: skip
+    )
     return out.to(q.dtype)
 
 
@@ -500,7 +500,7 @@ def _store_and_decode_kernel(
     stride_os, stride_oh, stride_od,
     B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one sequence, one KV head: its row of K and of V stored, its R query heads served.
 
     A program's store and its later load of the same address are done by different threads, and nothing says
@@ -543,7 +543,7 @@ def _store_and_decode_kernel(
         q, visible, 0, num_earlier, scale, table_ptr, stride_tm,
         k_head_ptr, stride_kcn, stride_kcb, stride_kcd, v_head_ptr, stride_vcn, stride_vcb, stride_vcd,
         B, D, BLOCK_R, BLOCK_D, BLOCK_N,
-    )  # fmt: skip
+    )
     # A tile of one position is no job for tl.dot: a sum over the elements does it.
     score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], axis=1) * (scale * 1.4426950408889634)
     new_highest = tl.maximum(highest, score)

@@ -86,7 +86,7 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
     _copy_blocks_kernel[(len(copies), L, triton.cdiv(B * G, BLOCK_ROWS))](
         k_cache, v_cache, copies, *k_cache.stride(), *v_cache.stride(), *copies.stride(), B, G, D,
         BLOCK_ROWS=BLOCK_ROWS, BLOCK_D=BLOCK_D,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -96,7 +96,7 @@ def _copy_blocks_kernel(
     stride_vl, stride_vn, stride_vb, stride_vg, stride_vd,
     stride_cc, stride_cp,
     B, G, D, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one copy (src, dst), in one layer, of BLOCK_ROWS of the block's B · G rows of D elements.
 
     Row r of a block is slot r // G, KV head r % G; this program's are the rows program_id(2) · BLOCK_ROWS and
@@ -139,7 +139,7 @@ def merge_pieces(pieces: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     _merge_kernel[(S, H)](
         pieces, weights, out, P, *out.stride(), D,
         BLOCK_SPLITS=triton.next_power_of_2(P), BLOCK_D=triton.next_power_of_2(D),
-    )  # fmt: skip
+    )
     return out.to(dtype)
 
 
@@ -147,7 +147,7 @@ def merge_pieces(pieces: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
 def _merge_kernel(
     pieces_ptr, weights_ptr, out_ptr, num_splits, stride_os, stride_oh, stride_od,
     D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one sequence, one query head; all its pieces become one attention.
 
     pieces_ptr: [S, H, num_splits, D] and weights_ptr: [S, H, num_splits], contiguous. With w the weights:
@@ -214,7 +214,7 @@ def paged_decode_split(
 def decode_pieces(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float,
     num_splits: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Given: attention of one new token per sequence to each of `num_splits` pieces of its context, apart.
 
     Arguments as in `paged_decode`, checked by the caller. The pieces of a context are equally long, up to
@@ -231,7 +231,7 @@ def decode_pieces(
         q, k_cache, v_cache, block_tables, context_lens, pieces, weights, scale, num_splits,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
         B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
-    )  # fmt: skip
+    )
     return pieces, weights
 
 
@@ -245,7 +245,7 @@ def _paged_decode_split_kernel(
     stride_ts, stride_tm, stride_cs,
     B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: the R query heads of one KV head of one sequence, and piece number `split` of its context.
 
     A piece is split_len positions long, so that num_splits of them cover the context, rounded up to whole
@@ -284,7 +284,7 @@ def _paged_decode_split_kernel(
         k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
         v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
         B, D, BLOCK_R, BLOCK_D, BLOCK_N,
-    )  # fmt: skip
+    )
     ### BEGIN SOLUTION
     # A piece is an attention of its own, and its weight in the whole is the sum of all its weights: total,
     # measured by its own highest score. Kept as a logarithm, as total alone may be too large or too small.
@@ -337,7 +337,7 @@ def paged_prefill(
         q, k_cache, v_cache, block_tables, context_lens, query_start_loc, out, scale,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
         query_start_loc.stride(0), *out.stride(), B, R, D, DOT_DTYPE=dot_dtype, **tiles,
-    )  # fmt: skip
+    )
     return out.to(q.dtype)
 
 
@@ -362,7 +362,7 @@ def _paged_prefill_kernel(
     stride_ot, stride_oh, stride_od,
     B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: tile number program_id(0) of one sequence's queries, with the R heads of one group each.
 
     The tile has BLOCK_R rows and takes tile_len = BLOCK_R // R queries; row r is query r // R of the tile,
@@ -409,7 +409,7 @@ def _paged_prefill_kernel(
             k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
             v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
             B, D, BLOCK_R, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
+        )
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
         offs_o = token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :] * stride_od
         tl.store(out_ptr + offs_o, out.to(out_ptr.dtype.element_ty), mask=mask)
@@ -418,7 +418,7 @@ def _paged_prefill_kernel(
 def paged_decode_shared(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, num_shared: int,
     scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A challenge: `paged_decode` of sequences that begin with the same `num_shared` blocks, read once.
 
     All rows of block_tables begin with the same num_shared ≥ 0 blocks, all full: a system prompt that the

@@ -29,10 +29,10 @@ from minipaged.measure import (
     NO_WARM_UP,
     UNEQUAL_LENGTHS,
     WARM_CACHE,
+    Cost,
     Interval,
     Latencies,
     Run,
-    Work,
 )
 
 
@@ -101,30 +101,30 @@ def latencies(requests: Iterable[tuple[float, Sequence[float], str]]) -> Latenci
     ### END SOLUTION
 
 
-def linear_work(num_tokens: int, num_parameters: int, itemsize: int) -> Work:
-    """What the model's matrices take in a step: `Work(num_bytes, flops)`.
+def linear_work(num_tokens: int, num_parameters: int, itemsize: int) -> Cost:
+    """What the model's matrices take in a step: `Cost(num_bytes, flops)`.
 
     The step computes `num_tokens` tokens, of all sequences together. The `num_parameters`
     numbers are read once for all tokens, `itemsize` bytes each. Each token takes a multiplication and an
     addition with every one of them. A step without tokens reads nothing. Both are ints.
 
-    Example: 3 tokens, 1,000 parameters of 2 bytes are Work(num_bytes=2000, flops=6000).
+    Example: 3 tokens, 1,000 parameters of 2 bytes are Cost(num_bytes=2000, flops=6000).
     """
     # Task 2
     # 1. What does not depend on the number of tokens, and what does?
     ### BEGIN SOLUTION
     if num_tokens == 0:
-        return Work(0, 0)
+        return Cost(0, 0)
     # This line is why batching pays: the bytes have no num_tokens in them.
-    return Work(num_parameters * itemsize, 2 * num_parameters * num_tokens)
+    return Cost(num_parameters * itemsize, 2 * num_parameters * num_tokens)
     ### END SOLUTION
 
 
 def attention_work(
     num_read: int, num_pairs: int, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int,
     itemsize: int,
-) -> Work:  # fmt: skip
-    """What attention takes in a step: `Work(num_bytes, flops)`, both ints.
+) -> Cost:
+    """What attention takes in a step: `Cost(num_bytes, flops)`, both ints.
 
     K and V of `num_read` tokens are read, of `itemsize` bytes a number: in each of `num_layers` layers,
     `num_kv_heads` heads of `head_dim` numbers for K, and as many for V. And `num_pairs` (query, key that it
@@ -132,28 +132,28 @@ def attention_work(
     additions for the score, and as many for the weighted sum. (The softmax is left out.)
 
     Example: 10 tokens read by one query, so 10 pairs; 2 layers, 4 heads, 2 KV heads of 8 numbers of 2 bytes:
-    Work(num_bytes=10 · 128, flops=10 · 256) = Work(1280, 2560).
+    Cost(num_bytes=10 · 128, flops=10 · 256) = Cost(1280, 2560).
     """
     # Task 2
     # 1. The bytes of one token's K and V are chapter 1's. A pair's FLOPs are chapter 9's.
     ### BEGIN SOLUTION
     kv_bytes = 2 * num_layers * num_kv_heads * head_dim * itemsize
     # Each KV head serves num_heads / num_kv_heads queries: GQA saves bytes, and no FLOPs.
-    return Work(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)
+    return Cost(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)
     ### END SOLUTION
 
 
 def work_seconds(
-    parts: Iterable[Work], bytes_per_s: float, flops_per_s: float, num_launches: int = 0,
+    parts: Iterable[Cost], bytes_per_s: float, flops_per_s: float, num_launches: int = 0,
     launch_s: float = 0.0,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds that a machine takes for the parts, one after the other, and for the launches.
 
     It reads `bytes_per_s` and does `flops_per_s`. Within a part it does both at the same time, so a part
     takes the longer of the two times. A part doesn't begin before the one in front of it has ended, and each
     of `num_launches` launches takes `launch_s` besides.
 
-    Example: [Work(2000, 6000), Work(1280, 2560)] at 1,000 bytes and 2,000 FLOPs a second: the first takes
+    Example: [Cost(2000, 6000), Cost(1280, 2560)] at 1,000 bytes and 2,000 FLOPs a second: the first takes
     max(2, 3) = 3 s, the second max(1.28, 1.28) = 1.28 s, together 4.28 s; with 6 launches of 0.5 s, 7.28 s.
     """
     # Task 2

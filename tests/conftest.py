@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse when a nei
 settings.register_profile(
     "minipaged", deadline=None, derandomize=run_seed() is None, database=None, report_multiple_bugs=False,
     print_blob=False, phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)  # fmt: skip
+)
 settings.load_profile("minipaged")
 
 
@@ -32,7 +32,7 @@ def seed() -> None:
 @pytest.fixture(scope="session")
 def real_model() -> Path:
     """The folder of the fetched SmolLM2-135M. Without it a test is skipped, or fails where it has to run."""
-    from minipaged.hub import find_model, is_fetched
+    from minipaged.loading.hub import find_model, is_fetched
 
     if is_fetched(MODEL):
         return find_model(MODEL)

@@ -14,10 +14,10 @@ import torch
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
 from minipaged.invariants import check_invariants
+from minipaged.loading.tokenizer import Tokenizer
+from minipaged.loading.weights import random_weights
 from minipaged.model import Llama
 from minipaged.params import RequestOutput, SamplingParams
-from minipaged.tokenizer import Tokenizer
-from minipaged.weights import random_weights
 
 TINY = ModelConfig.tiny()
 

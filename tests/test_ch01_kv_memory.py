@@ -100,7 +100,7 @@ TASKS = (
         ),
         compare="the shift: how far a window can lie across its blocks",
     ),
-)  # fmt: skip
+)
 
 # -- task 1 --------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ def test_a_budget_of_less_than_one_block_is_an_error_with_both_numbers(
     "budget, block_size, wrong",
     [(8192, 0, 0), (8192, -4, -4), (8192, 2.5, 2.5), (0, 4, 0), (-1, 4, -1), (8192.5, 4, 8192.5),
      (2**60 + 1, 4, 2**60 + 1)],
-)  # fmt: skip
+)
 def test_a_bad_number_is_an_error_that_names_it(
     layer: Layer, budget: Any, block_size: Any, wrong: Any
 ) -> None:
@@ -356,10 +356,10 @@ def expect_attention(layer: Layer, what: str, q: torch.Tensor, k: torch.Tensor, 
 def test_equal_keys_give_the_mean_of_the_values(layer: Layer) -> None:
     q, k, v = torch.ones(1, 2), torch.ones(2, 1, 2), torch.tensor([[[0.0, 4.0]], [[2.0, 8.0]]])
     mistakes = [(torch.tensor([[2.0, 12.0]]), "softmax ran over the wrong dimension: the weights of the C "
-                                              "tokens must sum to 1")]  # fmt: skip
+                                              "tokens must sum to 1")]
     got = layer.attend_one(q, k, v)
     expect_close("attend_one(ones(1, 2), ones(2, 1, 2), [[[0., 4.]], [[2., 8.]]])", got,
-                 torch.tensor([[1.0, 6.0]]), atol=1e-6, mistakes=mistakes)  # fmt: skip
+                 torch.tensor([[1.0, 6.0]]), atol=1e-6, mistakes=mistakes)
 
 
 @pytest.mark.task(4)
@@ -371,7 +371,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_size(layer: Layer) -> None:
     mistakes = [(torch.tensor([[3.6, 0.4, 0, 0]]), "the scores were not scaled by 1 / √D")]
     got = layer.attend_one(q, k, v)
     expect_close("attend_one with scores of 2·ln 3 and 0, D = 4", got, torch.tensor([[3.0, 1, 0, 0]]),
-                 atol=1e-5, mistakes=mistakes)  # fmt: skip
+                 atol=1e-5, mistakes=mistakes)
 
 
 @pytest.mark.task(4)
@@ -431,7 +431,7 @@ def test_tokens_are_stored_behind_those_that_are_there(layer: Layer) -> None:
     cache.append(rows(10, 3, 3), rows(-10, 3, 3))
     cache.append(rows(20, 1, 3), rows(-20, 1, 3))
     mistakes = {0: "the new tokens were not counted", 1: "the count was set to T, not raised by it",
-                2: "appends were counted, not tokens"}  # fmt: skip
+                2: "appends were counted, not tokens"}
     expect("num_tokens after append of 3 tokens and of 1", cache.num_tokens, 4, mistakes)
     k = torch.cat((rows(10, 3, 3), rows(20, 1, 3)))
     v = torch.cat((rows(-10, 3, 3), rows(-20, 1, 3)))
@@ -445,14 +445,14 @@ def test_a_full_cache_refuses_and_keeps_what_it_has(layer: Layer) -> None:
     cache = layer.DenseCache(8, 1, 2)
     cache.append(rows(0, 6), rows(0, 6))
     expect_error("append of 3 tokens with 6 of 8 written", ValueError,
-                 lambda: cache.append(rows(6, 3), rows(6, 3)), [6, 3, 8], NO_ROOM)  # fmt: skip
+                 lambda: cache.append(rows(6, 3), rows(6, 3)), [6, 3, 8], NO_ROOM)
     expect("num_tokens after that error", cache.num_tokens, 6)
     cache.append(rows(6, 2), rows(6, 2))
     expect("cache.k with 8 of 8 written", cache.k, rows(0, 8))
     cache.append(rows(8, 0), rows(8, 0))
     expect("num_tokens after append of 0 tokens to a full cache", cache.num_tokens, 8)
     expect_error("append of 1 token with 8 of 8 written", ValueError,
-                 lambda: cache.append(rows(8, 1), rows(8, 1)), [8, 1], NO_ROOM)  # fmt: skip
+                 lambda: cache.append(rows(8, 1), rows(8, 1)), [8, 1], NO_ROOM)
 
 
 @pytest.mark.task(5)
@@ -499,12 +499,12 @@ def test_any_history_of_appends(layer: Layer, sizes: list[int]) -> None:
         expected_state=lambda: {"num_tokens": len(model.stored), "k": model.stored[:],
                                 "v": [-number for number in model.stored]},
         name_mistake=name_append_mistake,
-    )  # fmt: skip
+    )
     for number, size in enumerate(sizes, start=1):
         k = rows(10 * number, size, head_dim=1)
         numbers = k.flatten().tolist()
         replay.step(f"cache.append(k, -k) with k = {numbers}", lambda k=k: cache.append(k, -k),
-                    lambda numbers=numbers: model.append(numbers))  # fmt: skip
+                    lambda numbers=numbers: model.append(numbers))
 
 
 def a_layer(num_heads: int, num_kv_heads: int, num_tokens: int) -> tuple[torch.Tensor, ...]:
@@ -552,13 +552,13 @@ def test_with_a_cache_every_token_gets_the_same_result(layer: Layer, H: int, G: 
         unseen = attention_of(q, heads_of(old, w_k), heads_of(old, w_v))
         mistakes = [(unseen, "the token did not look at itself: store first, then look"),
                     (attention_of(q, heads_of(now[-1:], w_k), heads_of(now[-1:], w_v)),
-                     "the token looked at itself alone, not at the cache")]  # fmt: skip
+                     "the token looked at itself alone, not at the cache")]
         got = layer.decode_with_cache(x[position : position + 1], cache, w_q, w_k, w_v)
         what = f"decode_with_cache of token {position}, H = {H}, G = {G}"
         expected = attention_of(q, heads_of(now, w_k), heads_of(now, w_v))
         expect_close(what, got, expected, atol=1e-4, mistakes=mistakes)
         expect(f"cache.num_tokens after token {position}", cache.num_tokens, position + 1,
-               mistakes={position: "the new token's K and V were not stored"})  # fmt: skip
+               mistakes={position: "the new token's K and V were not stored"})
     unchanged = all(map(torch.equal, arguments, before))
     expect("x_new, w_q, w_k and w_v are what they were before decode_with_cache", unchanged, True)
     expect_close("cache.k after all tokens", cache.k, heads_of(x, w_k), atol=1e-4)
@@ -569,7 +569,7 @@ def test_with_a_cache_every_token_gets_the_same_result(layer: Layer, H: int, G: 
 
 
 def count_cost(num_new: int, context_len: int, num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int
-               ) -> tuple[int, int]:  # fmt: skip
+               ) -> tuple[int, int]:
     """Pair by pair, and token by token."""
     flops = num_bytes = 0
     for position in range(context_len - num_new, context_len):
@@ -623,7 +623,7 @@ def test_a_prefill_is_a_triangle_of_pairs(layer: Layer) -> None:
     lengths=st.integers(1, 40).flatmap(lambda context: st.tuples(st.integers(1, context), st.just(context))),
     groups=st.integers(1, 4), group_size=st.integers(1, 4), head_dim=st.integers(1, 9),
     itemsize=st.sampled_from([1, 2, 4]),
-)  # fmt: skip
+)
 def test_any_number_of_new_tokens(
     layer: Layer, lengths: tuple[int, int], groups: int, group_size: int, head_dim: int, itemsize: int
 ) -> None:
@@ -657,13 +657,13 @@ def test_a_window_may_lie_across_one_block_more_than_its_tokens_need(layer: Laye
 @pytest.mark.task(7)
 @settings(max_examples=80)
 @given(context_len=st.integers(1, 60), block_size=st.integers(1, 9),
-       window=st.one_of(st.none(), st.integers(1, 70)))  # fmt: skip
+       window=st.one_of(st.none(), st.integers(1, 70)))
 def test_no_moment_needs_more_blocks_and_one_needs_them(
     layer: Layer, context_len: int, block_size: int, window: int | None
 ) -> None:
     got = layer.blocks_held(context_len, block_size, window)
     expect(f"blocks_held({context_len}, {block_size}, {window})", got,
-           watch_blocks(context_len, block_size, window))  # fmt: skip
+           watch_blocks(context_len, block_size, window))
 
 
 @pytest.mark.task(7)
@@ -676,5 +676,5 @@ def test_a_budget_is_shared_by_sequences_of_many_layers(layer: Layer) -> None:
     before = list(windows)
     got = layer.max_sequences(2**30, 32_768, 16, windows, 1, 256, 2)
     expect("max_sequences(2**30, 32768, 16, 22 layers with a window of 512 and 4 without, 1, 256, 2)", got, 7,
-           mistakes={1: "all layers were counted as seeing everything"})  # fmt: skip
+           mistakes={1: "all layers were counted as seeing everything"})
     expect("layer_windows after max_sequences", windows, before)

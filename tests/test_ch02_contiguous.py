@@ -81,7 +81,7 @@ TASKS = (
         ),
         compare="why no move can overwrite what is still to be read",
     ),
-)  # fmt: skip
+)
 
 TOGETHER = "the power of two was taken of prompt and output together"
 NOT_CAPPED = "the reservation is longer than the model allows"
@@ -251,7 +251,7 @@ def start(layer: Layer, kind: str, num_slots: int) -> tuple[Any, Replay, Any]:
     replay = Replay(
         f"arena = {kind}({num_slots})", lambda: state_of(arena), model.state,
         draw=lambda state: sketch_arena(num_slots, state), name_mistake=name_mistake(num_slots, is_buddy),
-    )  # fmt: skip
+    )
     return arena, replay, model
 
 

@@ -78,7 +78,7 @@ TASKS = (
         ),
         compare="the extra place, which vLLM calls fake_free_list_head and fake_free_list_tail",
     ),
-)  # fmt: skip
+)
 
 KEPT_BACK = "block 0 was kept back: a pool of N blocks hands out N, there is no reserved one"
 LOST = "blocks were taken before the check, and are lost: check first, then change"
@@ -171,7 +171,7 @@ def start(layer: Layer, num_blocks: int) -> tuple[Any, Replay, ModelPool]:
     replay = Replay(
         f"pool = BlockAllocator({num_blocks})", lambda: state_of(pool, num_blocks), model.state,
         draw=lambda state: sketch_pool(state["users"], state["free queue"]), name_mistake=name_mistake,
-    )  # fmt: skip
+    )
     return pool, replay, model
 
 
@@ -395,7 +395,7 @@ def test_many_are_freed_in_the_order_given(layer: Layer) -> None:
         replay.step(
             f"pool.free_many({blocks})",
             lambda blocks=blocks: pool.free_many(blocks), lambda blocks=blocks: model.free_many(blocks),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.task(6)
@@ -510,7 +510,7 @@ def test_a_linked_queue_is_like_a_list(layer: Layer, operations: list[tuple[str,
     replay = Replay(
         "queue = LinkedFreeQueue(4)", lambda: {"blocks": queue.blocks(), "len": len(queue)},
         lambda: {"blocks": list(model), "len": len(model)},
-    )  # fmt: skip
+    )
     for name, block in operations:
         arguments = [] if name == "popleft" else [block]
         replay.step(

@@ -81,7 +81,7 @@ TASKS = (
         ),
         compare="what keeps a shared block safe that was full when it was shared",
     ),
-)  # fmt: skip
+)
 
 NOT_ROUNDED_UP = "the last block, not full, was not counted: rounded down, not up"
 TOO_EARLY = "a block was taken before a token needs it: a block that is exactly full needs no other yet"
@@ -192,7 +192,7 @@ class Subject:
         self.replay = Replay(
             f"{setup} = {', '.join([f'BlockTable(pool, {block_size})'] * len(names))}",
             self.state, self.model.state, draw=self.draw, name_mistake=name_mistake,
-        )  # fmt: skip
+        )
 
     def state(self) -> dict[str, Any]:
         tables = {name: [table.block_ids, table.num_tokens] for name, table in self.tables.items()}
@@ -332,7 +332,7 @@ def test_a_slot_follows_from_the_physical_block_and_the_offset(layer: Layer) -> 
                 wrong += [
                     (blocks[index] * size + position % rest, WRONG_NUMBER)
                     for size in (4, number) for rest in (4, number)
-                ]  # fmt: skip
+                ]
             wrong.append((blocks[position // 4] * number + position % 4, WRONG_NUMBER))
         what = f"slot({position}), with block_size 4 and block_ids [5, 2, 7]"
         expect(what, table.slot(position), expected[position], wrong)
@@ -413,7 +413,7 @@ def test_a_block_with_another_user_stays_with_that_user(layer: Layer) -> None:
     expect("the users of blocks 0 to 3 after free(), with 0 and 1 shared before",
            [pool.ref_count(block) for block in range(4)], [1, 1, 0, 0],
            [([0, 0, 0, 0], "everybody's use of the block was dropped, not only this table's"),
-            ([2, 2, 0, 0], NOT_GIVEN_BACK)])  # fmt: skip
+            ([2, 2, 0, 0], NOT_GIVEN_BACK)])
 
 
 # -- task 4: grow ----------------------------------------------------------------------------------
@@ -834,7 +834,7 @@ def test_a_shared_block_given_up_stays_with_its_other_user(layer: Layer) -> None
         ),
         max_size=9,
     ),
-)  # fmt: skip
+)
 def test_branches_that_shrink_and_grow_keep_out_of_each_others_way(
     layer: Layer, block_size: int, operations: list[tuple[str, Any]]
 ) -> None:

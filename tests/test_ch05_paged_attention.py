@@ -94,7 +94,7 @@ TASKS = (
         ),
         compare="that no more than one block's scores ever exist: this loop is the GPU kernel of chapter 11",
     ),
-)  # fmt: skip
+)
 
 PADDING_LAST = "a token with slot -1 was written to the last slot: to an index, -1 is the last place"
 ALL_OR_NOTHING = "one padding token kept the others from being written, or its neighbour took its place"
@@ -386,7 +386,7 @@ def test_copies_read_all_sources_before_they_write(layer: Layer, copies: list[tu
     replay = Replay(
         "cache = KVCache(…), 4 blocks of 2 tokens, filled", lambda: blocks_of(cache), model.state,
         draw_cache, name_mistake,
-    )  # fmt: skip
+    )
     replay.step(
         f"cache.copy_blocks({copies})", lambda: cache.copy_blocks(copies), lambda: model.copy_blocks(copies)
     )
@@ -440,7 +440,7 @@ def run_history(layer: Layer, operations: list[tuple[str, int, Any]]) -> None:
     replay = Replay(
         "cache = KVCache(…), 4 blocks of 2 tokens, filled", lambda: blocks_of(cache), model.state,
         draw_cache, name_mistake,
-    )  # fmt: skip
+    )
     for number, (name, index, argument) in enumerate(operations):
         if name == "copy":
             copies = [(src, dst) for dst, src in argument.items()]
@@ -470,7 +470,7 @@ def test_a_context_comes_out_in_order_wherever_its_blocks_lie(layer: Layer) -> N
     what = "gather_context(cache, [5, 2, 0], 10), blocks of 4 tokens, slot s holds s"
     shaped = [torch.tensor(wrong).float()[:, None, None] for wrong in (
         expected, range(10), [*expected, 2, 3], [0, 1, 2, 3, 8, 9, 10, 11, 20, 21],
-    )]  # fmt: skip
+    )]
     mistakes = [(shaped[1], TABLE_IGNORED), (shaped[2], WHOLE_BLOCKS), (shaped[3], SORTED_BLOCKS)]
     expect(what, got, shaped[0], mistakes)
 
@@ -653,7 +653,7 @@ def scattered(
 def check_paged(
     layer: Layer, name: str, sequences: Sequences, block_size: int = 4, heads: tuple[int, int] = (4, 2),
     mistakes: tuple[str, ...] = MISTAKES,
-) -> None:  # fmt: skip
+) -> None:
     arguments, dense = scattered(sequences, block_size, heads)
     starts, contexts, scale = arguments[5].tolist(), arguments[4].tolist(), 0.7
     what = f"{name}(…, context_lens={contexts}, query_start_loc={starts}, scale={scale})"
@@ -715,7 +715,7 @@ def test_a_sequence_without_context_gives_zeros_and_one_without_new_tokens_no_ro
         torch.cat([q[:1], torch.ones_like(q[:1]), q[1:]]), k_cache, v_cache,
         torch.cat([tables[:1], nobody, tables[:1], tables[1:]]),
         torch.tensor([5, 0, 5, 3]), torch.tensor([0, 1, 2, 2, 4]), 0.5,
-    )  # fmt: skip
+    )
     expected = [naive_attention(*qkv, 0.5) for qkv in dense]
     zeros = torch.zeros_like(expected[0])
     empty = bool(got[1:2].isnan().any()) if len(got) == 4 else False
@@ -731,7 +731,7 @@ def test_more_new_tokens_than_context_are_refused_with_both_numbers(layer: Layer
     expect_error(
         f"{name}(…, context_lens=[3, 4], query_start_loc=[0, 5, 6], …)", ValueError,
         lambda: getattr(layer, name)(q, k_cache, v_cache, tables, torch.tensor([3, 4]), starts, 0.5), [5, 3],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.task(6)
@@ -742,7 +742,7 @@ def test_a_later_sequence_is_refused_as_the_first_is(layer: Layer, name: str) ->
     expect_error(
         f"{name}(…, context_lens=[4, 3, 2], query_start_loc=[0, 1, 6, 7], …)", ValueError,
         lambda: getattr(layer, name)(q, k_cache, v_cache, tables, contexts, starts, 0.5), [5, 3],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.task(6)
@@ -826,7 +826,7 @@ def test_the_running_maximum_and_sums_after_every_block(layer: Layer) -> None:
         dots = torch.stack([
             (a * torch.tensor(values[:2])).sum() + (b * torch.tensor(values[2:])).sum()
             for a, b in zip(kept, late, strict=True)
-        ])[:, None]  # fmt: skip
+        ])[:, None]
         mistakes = ((), ((sums, NOT_RESCALED),), ((dots, NOT_RESCALED),))
         for title, got, wanted, wrong in zip(
             ("maximum", "total", "weighted"), running, expected, mistakes, strict=True

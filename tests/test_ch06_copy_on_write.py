@@ -74,7 +74,7 @@ TASKS = (
         ),
         compare="how many copies the order saves: who stops first leaves the others as last owners",
     ),
-)  # fmt: skip
+)
 
 NOT_A_USER = "the fork does not count as a user of its blocks: they will be freed under it"
 ONE_LIST = "parent and child have one list: when one of them gets a copy, so does the other"
@@ -395,7 +395,7 @@ def held_and_alone(n: int, prompt_len: int, output_len: int, block_size: int) ->
         (1, 40, 10, 16, 0), (1, 40, 0, 16, 0), (6, 15, 60, 16, 0), (6, 15, 0, 16, 5), (3, 16, 1, 16, 2),
         (2, 17, 15, 16, 1), (100, 1000, 1, 16, 6138), (3, 6, 3, 1, 12), (5, 0, 20, 16, 0), (2, 0, 0, 4, 0),
     ],
-)  # fmt: skip
+)
 def test_what_the_prompt_fills_is_saved_once_for_every_further_sample(
     layer: Layer, n: int, prompt_len: int, output_len: int, block_size: int, expected: int
 ) -> None:
@@ -408,7 +408,7 @@ def test_what_the_prompt_fills_is_saved_once_for_every_further_sample(
         ((n - 1) * (tokens // block_size), OUTPUT_COUNTED),
         ((n - 1) * -(-tokens // block_size), OUTPUT_COUNTED),
         ((n - 1) * prompt_len, IN_TOKENS), ((n - 1) * prompt_len / block_size, IN_TOKENS),
-    ]  # fmt: skip
+    ]
     what = f"blocks_saved({n}, {prompt_len}, {output_len}, {block_size})"
     expect(what, layer.blocks_saved(n, prompt_len, output_len, block_size), expected, wrong)
 
@@ -418,7 +418,7 @@ def test_what_the_prompt_fills_is_saved_once_for_every_further_sample(
 @given(
     n=st.integers(1, 4), prompt_len=st.integers(0, 12), output_len=st.integers(0, 6),
     block_size=st.integers(1, 5),
-)  # fmt: skip
+)
 def test_the_formula_counts_what_a_list_of_all_blocks_counts(
     layer: Layer, n: int, prompt_len: int, output_len: int, block_size: int
 ) -> None:

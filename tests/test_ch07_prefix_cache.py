@@ -90,7 +90,7 @@ TASKS = (
         ),
         compare="why what comes out of the heap is never out of date, and never one of the prompt's own",
     ),
-)  # fmt: skip
+)
 
 NO_DOMAIN = 'the values lack their domains: salt "x" and adapter "x" are the same then'
 EMPTY_IS_NONE = "an empty text was taken for None: a user with an empty salt shares with those who have none"
@@ -231,7 +231,7 @@ def test_a_key_is_32_bytes_and_the_same_for_the_same_arguments(layer: Layer) -> 
         ((ROOT, [1], BOTH), (ROOT, [1], (("cache_salt", "xadaptery"),)), UNQUOTED),
         ((ROOT, [1], (("cache_salt", ""),)), (ROOT, [1]), None),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_differ_give_different_keys(
     layer: Layer, one: tuple[Any, ...], other: tuple[Any, ...], mistake: str | None
 ) -> None:
@@ -344,7 +344,7 @@ class ModelCache:
         return {
             "entries": dict(self.rows), "num_blocks": len(self.rows),
             "keys of blocks 0 to 3": [by_block.get(block) for block in range(4)],
-        }  # fmt: skip
+        }
 
     def publish(self, block_id: int, name: str) -> None:
         if all(row[0] != name for row in self.rows):
@@ -361,7 +361,7 @@ def state_of(cache: Any) -> dict[str, Any]:
     return {
         "entries": findable(cache), "num_blocks": cache.num_blocks,
         "keys of blocks 0 to 3": [None if key is None else NAMES[key] for key in keys],
-    }  # fmt: skip
+    }
 
 
 def name_cache_mistake(step: Step) -> str | None:
@@ -487,7 +487,7 @@ def test_any_history_leaves_two_maps_that_mirror_each_other(
                 f"cache.publish({block}, {name})",
                 lambda block=block, name=name: cache.publish(block, KEYS[name]),
                 lambda block=block, name=name: model.publish(block, name),
-            )  # fmt: skip
+            )
         else:
             replay.step(
                 f"cache.forget({block})",
@@ -809,7 +809,7 @@ def test_any_history_evicts_what_was_used_longest_ago(
                 f"pool.take({hits}, {num_new})",
                 lambda hits=hits, num_new=num_new: pool.take(list(hits), num_new),
                 lambda hits=hits, num_new=num_new: model.take(list(hits), num_new),
-            )  # fmt: skip
+            )
             if taken is None:  # both raised OutOfBlocks
                 continue
             blocks = list(taken)  # type: ignore[call-overload]
@@ -818,13 +818,13 @@ def test_any_history_evicts_what_was_used_longest_ago(
                 f"# its blocks {blocks} are computed, and published as {', '.join(names)}",
                 lambda blocks=blocks, names=names: publish(pool, blocks, names),
                 lambda blocks=blocks, names=names: model.publish(blocks, names),
-            )  # fmt: skip
+            )
         elif held:
             blocks = held.pop(number % len(held))
             replay.step(
                 f"pool.release({blocks})",
                 lambda blocks=blocks: pool.release(list(blocks)), lambda blocks=blocks: model.release(blocks),
-            )  # fmt: skip
+            )
 
 
 def publish(pool: Any, blocks: list[int], names: Sequence[str]) -> None:
@@ -967,7 +967,7 @@ def test_the_tree_finds_what_the_keys_would(layer: Layer, block_size: int) -> No
                 f"tree.insert({tokens}, {blocks})",
                 lambda tree=tree, tokens=tokens, blocks=blocks: tree.insert(tokens, blocks),
                 lambda model=model, tokens=tokens, blocks=blocks: model.insert(tokens, blocks),
-            )  # fmt: skip
+            )
             few = tree.num_nodes <= 2 * (number + 1)
             expect("whether an insert added two nodes at most", few, True, {False: ONE_NODE_EACH})
         for tokens in sequences:
@@ -975,7 +975,7 @@ def test_the_tree_finds_what_the_keys_would(layer: Layer, block_size: int) -> No
                 f"tree.match({tokens})",
                 lambda tree=tree, tokens=tokens: tree.match(tokens),
                 lambda model=model, tokens=tokens: model.match(tokens),
-            )  # fmt: skip
+            )
 
 
 # -- task 7: the future ----------------------------------------------------------------------------

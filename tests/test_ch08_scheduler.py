@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from minipaged.course import Layer, Replay, Step, Task, expect, expect_error
 
+DRY_ENGINE = "minipaged.course.chapters.ch08_scheduler.dry_engine"
 TASKS = (
     Task(
         1, "two timetables", stars=1, points=10, minutes=10,
@@ -92,7 +93,7 @@ TASKS = (
         ),
         compare="why the request's own number changes, and not one that is kept beside it",
     ),
-)  # fmt: skip
+)
 
 
 NOT_STATIC = "a seat was taken before the whole batch had ended"
@@ -240,7 +241,7 @@ class ModelScheduler:
 def dry(layer: Layer, **options: Any) -> Any:
     """A dry engine with the layer's scheduler; roomy unless told otherwise."""
     options = {"num_blocks": 64, "block_size": 4} | options
-    return layer.given("minipaged.course.dry_engine").DryEngine(layer.Scheduler, **options)
+    return layer.given(DRY_ENGINE).DryEngine(layer.Scheduler, **options)
 
 
 def expect_steps(what: str, engine: Any, expected: list[dict[str, int]], *mistakes: tuple[Any, str]) -> None:
@@ -439,7 +440,7 @@ def test_a_lower_priority_number_waits_before_a_higher_one(layer: Layer) -> None
     for name, priority in priorities.items():
         engine.add(name, 3, priority=priority)
     wrong = [(["a", "b", "c", "d", "e"], PRIORITY_IGNORED), (["b", "e", "a", "c", "d"], HIGH_FIRST),
-             (["d", "c", "a", "e", "b"], "among equals, the last one that came was put first")]  # fmt: skip
+             (["d", "c", "a", "e", "b"], "among equals, the last one that came was put first")]
     what = f"waiting, after {priorities} came"
     expect(what, engine.state()["waiting"], ["d", "a", "c", "b", "e"], wrong)
 
@@ -968,7 +969,7 @@ def test_any_history(layer: Layer, ops: list[tuple[Any, ...]], seats: int, budge
 
 def aging(layer: Layer, patience: int, **options: Any) -> Any:
     options = {"num_blocks": 64, "block_size": 4, "patience": patience} | options
-    return layer.given("minipaged.course.dry_engine").DryEngine(layer.AgingScheduler, **options)
+    return layer.given(DRY_ENGINE).DryEngine(layer.AgingScheduler, **options)
 
 
 @pytest.mark.task(7)

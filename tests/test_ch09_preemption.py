@@ -80,7 +80,7 @@ TASKS = (
         ),
         compare="that all-or-nothing and the sharing come from move_blocks, with no line of their own",
     ),
-)  # fmt: skip
+)
 
 THE_PAIR = "the request itself was returned, not its index"
 LONGEST_WAIT = "the one who is served first was chosen, who has waited longest and done the most"
@@ -230,7 +230,7 @@ def test_two_and_three_tokens_by_hand(layer: Layer) -> None:
         layer.recompute_flops(2, **SMALL), 4768,
         {2384: NO_ADDITIONS, 4000 + 4 * 256: ALL_PAIRS, 4000 + 256: NOT_ITSELF, 4000 + 3 * 128: ONLY_SCORE,
          4768.0: "a float: use // instead of /"},
-    )  # fmt: skip
+    )
     expect("recompute_flops(3, 1000, 2, 4, 8)", layer.recompute_flops(3, **SMALL), 7536)
 
 
@@ -240,7 +240,7 @@ def test_cached_tokens_are_seen_but_not_computed(layer: Layer) -> None:
         "recompute_flops(3, 1000, 2, 4, 8, num_cached=2)",
         layer.recompute_flops(3, **SMALL, num_cached=2), 2768,
         {2000 + 256: NEW_SEE_NEW, 7536: CACHE_UNUSED, 6000 + 768: CACHE_UNUSED, 2000 + 1536: CACHE_UNUSED},
-    )  # fmt: skip
+    )
     expect("recompute_flops(7, …, num_cached=7)", layer.recompute_flops(7, **SMALL, num_cached=7), 0)
     expect("recompute_flops(0, …)", layer.recompute_flops(0, **SMALL), 0)
 
@@ -361,7 +361,7 @@ def test_a_table_moves_and_its_blocks_are_free(layer: Layer) -> None:
     expect(
         "the GPU pool's free queue: the last block was freed first", gpu.free_blocks(), [3, 4, 5, 2, 1, 0],
         [([3, 4, 5, 0, 1, 2], HEAD_FIRST)],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.task(5)

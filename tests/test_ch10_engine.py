@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from minipaged.course import Layer, Mismatch, Task, expect, expect_close, expect_error
 
+TOY_MODEL = "minipaged.course.chapters.ch10_engine.toy_model"
 TASKS = (
     Task(
         1, "a number of one's own", stars=1, points=10, minutes=5,
@@ -92,7 +93,7 @@ TASKS = (
         ),
         compare="why the result is exactly the greedy one, whatever was proposed",
     ),
-)  # fmt: skip
+)
 
 HAS_STATE = "the number depends on how many were drawn before: it must be a function of its arguments"
 DISTURBS = "Python's own generator was seeded or used: a generator of its own disturbs nobody"
@@ -172,7 +173,7 @@ def test_it_is_a_float_from_0_up_to_1(layer: Layer) -> None:
      ((2**32 + 5, 0, 1), (5, 0, 1)), ((-3, 0, 1), (3, 0, 1)), ((0, 0, 4), (1, 0, 4))]
     + [((0, 0, base), (0, 1, 0)) for base in (10, 100, 256, 1000, 1024, 4096, 10_000, 2**16, 10**6, 2**20)]
     + [((0, base, 0), (1, 0, 0)) for base in (10, 100, 256, 1000, 1024, 4096, 10_000)],
-)  # fmt: skip
+)
 def test_other_three_give_another_number(
     layer: Layer, one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
@@ -244,7 +245,7 @@ def test_greedy_takes_the_likeliest_and_of_equals_the_lowest_id(layer: Layer) ->
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 3.0], [-1.0, -1.0, -1.0]])
     rows = rows_of(layer, [0.99] * 3, temperature=0.0)
     expect("sample(…), all greedy", layer.sample(logits, rows), [1, 0, 0],
-           [([1, 2, 2], LAST_OF_EQUALS)])  # fmt: skip
+           [([1, 2, 2], LAST_OF_EQUALS)])
 
 
 @pytest.mark.task(2)
@@ -267,7 +268,7 @@ def test_a_token_without_probability_is_never_drawn(layer: Layer) -> None:
     for number, token_id in ((0.0, 2), (0.5, 4), (1 - 2**-53, 4)):
         got = layer.sample(logits_of(probs), [row_of(layer, number)])
         expect(f"probabilities {probs}, u = {number}", got, [token_id],
-               [([other], IMPOSSIBLE) for other in (0, 1, 3, 5, 6)])  # fmt: skip
+               [([other], IMPOSSIBLE) for other in (0, 1, 3, 5, 6)])
 
 
 @pytest.mark.task(2)
@@ -280,7 +281,7 @@ def test_a_temperature_sharpens_or_flattens(layer: Layer) -> None:
         expect_close(
             f"shares of {probs} at temperature {temperature}", got, torch.tensor(expected), 0.006,
             mistakes=[(torch.tensor(probs), NO_TEMPERATURE), (torch.tensor(wrong), NO_TEMPERATURE)],
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.task(2)
@@ -290,7 +291,7 @@ def test_a_temperature_near_0_is_not_greedy_and_each_row_has_its_own(layer: Laye
     got = torch.tensor(shares(layer, probs, temperature=0.05))
     what = f"shares of {probs} at temperature 0.05"
     expect_close(what, got, torch.tensor([1 - likelier, likelier]), 0.006,
-                 mistakes=[(torch.tensor([0.0, 1.0]), "a low temperature was taken for greedy")])  # fmt: skip
+                 mistakes=[(torch.tensor([0.0, 1.0]), "a low temperature was taken for greedy")])
     rows = [row_of(layer, 0.3, temperature=temperature) for temperature in (0.05, 2.0, 0.05)]
     drawn = layer.sample(logits_of(probs).expand(3, -1), rows)
     mistakes = [(other, "all rows had the temperature of one") for other in ([1, 1, 1], [0, 0, 0])]
@@ -316,7 +317,7 @@ def test_min_p_counts_from_the_likeliest(layer: Layer) -> None:
 def test_each_row_has_its_own_parameters_and_its_own_number(layer: Layer) -> None:
     logits = logits_of([0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [0.4, 0.4, 0.2])
     rows = [row_of(layer, 0.15), row_of(layer, 0.9, temperature=0.0), row_of(layer, 0.95),
-            row_of(layer, 0.3), row_of(layer, 0.9, temperature=0.0)]  # fmt: skip
+            row_of(layer, 0.3), row_of(layer, 0.9, temperature=0.0)]
     expected = [1, 0, 2, 1, 0]
     got = layer.sample(logits, rows)
     expect("sample(…) of five rows, two of them greedy", got, expected)
@@ -359,7 +360,7 @@ def test_a_large_vocabulary_is_drawn_to_its_last_token(layer: Layer) -> None:
 
 def byte_stream(layer: Layer, stop: tuple[str, ...] = ()) -> Any:
     """A Detokenizer whose tokens are bytes."""
-    return layer.Detokenizer(layer.given("minipaged.course.toy_model").ToyTokenizer(), stop)
+    return layer.Detokenizer(layer.given(TOY_MODEL).ToyTokenizer(), stop)
 
 
 def shown_after_each(stream: Any, data: bytes) -> list[str]:
@@ -384,7 +385,7 @@ def test_a_character_is_shown_when_its_last_byte_is_there(layer: Layer) -> None:
             for n in range(len(data))
         ]
         expect(f"shown after each byte of {text!r}", shown_after_each(stream, data), complete,
-               [(broken, BROKEN), (alone, BROKEN)])  # fmt: skip
+               [(broken, BROKEN), (alone, BROKEN)])
 
 
 @pytest.mark.task(3)
@@ -393,7 +394,7 @@ def test_bytes_that_are_no_text_become_a_replacement_character(layer: Layer) -> 
         stream = byte_stream(layer)
         got = shown_after_each(stream, data)[-1]
         expect(f"text of {data!r}", got, data.decode(errors="replace"),
-               [(data.decode(errors="ignore"), SWALLOWED)])  # fmt: skip
+               [(data.decode(errors="ignore"), SWALLOWED)])
 
 
 @pytest.mark.task(3)
@@ -411,7 +412,7 @@ def test_what_is_left_of_a_character_is_shown_at_the_end(layer: Layer) -> None:
 def test_a_token_may_be_many_characters_or_none(layer: Layer) -> None:
     """Tokens of a real tokenizer are more than a byte; here they are given as such."""
     pieces = [b"Hel", b"lo ", b"\xe2", b"\x82\xac5, ", b"", b"\xc3\xa9t\xc3", b"\xa9"]
-    stream = layer.Detokenizer(layer.given("minipaged.course.toy_model").ToyTokenizer(pieces))
+    stream = layer.Detokenizer(layer.given(TOY_MODEL).ToyTokenizer(pieces))
     shown = []
     for token_id in range(len(pieces)):
         expect(f"append({token_id}), without stop texts", stream.append(token_id), False)
@@ -433,7 +434,7 @@ def test_a_fork_goes_on_by_itself_from_the_middle_of_a_character(layer: Layer) -
     expect(
         "the texts of child and parent, the child first", (twin.text, early.text), ("è", "é"),
         {("è", "\ufffd"): ONE_DECODER, ("\ufffd", "é"): STARTS_ANEW, ("", "é"): STARTS_ANEW},
-    )  # fmt: skip
+    )
     parent = byte_stream(layer)
     shown_after_each(parent, b"ol\xc3")
     child = parent.fork()
@@ -485,7 +486,7 @@ def test_any_bytes_give_the_text_that_they_give_together(layer: Layer, data: byt
     shown = shown_after_each(stream, data)
     text = stream.finish()
     expect(f"finish() after the bytes {data!r}", text, data.decode(errors="replace"),
-           {data.decode(errors="ignore"): SWALLOWED})  # fmt: skip
+           {data.decode(errors="ignore"): SWALLOWED})
     for earlier, later in itertools.pairwise([*shown, text]):
         expect(
             f"{later!r} begins with {earlier!r}, shown before",
@@ -516,7 +517,7 @@ def test_top_k_keeps_the_k_likeliest(layer: Layer) -> None:
     probs = [0.15, 0.5, 0.05, 0.3]
     expect_kept(layer, probs, {1}, {}, top_k=1)
     expect_kept(layer, probs, {1, 3}, {(0, 1): "the first k tokens were kept, not the likeliest",
-                                       (0, 2): "the unlikeliest tokens were kept"}, top_k=2)  # fmt: skip
+                                       (0, 2): "the unlikeliest tokens were kept"}, top_k=2)
     expect_kept(layer, probs, {0, 1, 3}, {}, top_k=3)
     for k in (4, 5, 1000):
         expect_kept(layer, probs, {0, 1, 2, 3}, {}, top_k=k)
@@ -596,7 +597,7 @@ def test_rows_of_a_batch_are_filtered_each_in_its_own_way(layer: Layer) -> None:
     logits = logits_of(*[probs] * len(settings_of_rows))
     got = layer.sample(logits, [row_of(layer, 0.9999, **each) for each in settings_of_rows])
     expect(f"u = 0.9999, probabilities {probs}, rows with {settings_of_rows}", got, [0, 3, 1, 2, 0, 1, 3],
-           [([0, 0, 0, 2, 0, 1, 0], K_ZERO)])  # fmt: skip
+           [([0, 0, 0, 2, 0, 1, 0], K_ZERO)])
     expect(
         "the logits afterwards",
         logits,
@@ -675,7 +676,7 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(layer: Layer) -> None
         ("xaa", "aa", 2, 1), ("th the", "th", 4, 3), ("", "th", 0, None), ("t", "th", 0, None),
         ("x", "x", 0, 0),
     ],
-)  # fmt: skip
+)
 def test_a_stop_text_is_looked_for_where_it_may_be_new(
     layer: Layer, text: str, stop: str, first_new: int, expected: int | None
 ) -> None:
@@ -696,7 +697,7 @@ def test_a_stop_text_is_looked_for_where_it_may_be_new(
     ("text", "stop", "expected"),
     [("the E", "END", 1), ("the EN", "END", 2), ("the E N", "END", 0), ("END", "END", 0), ("aa", "aa", 1),
      ("xaa", "aab", 2), ("E", "END", 1), ("", "END", 0), ("x", "x", 0), ("aba", "abab", 3)],
-)  # fmt: skip
+)
 def test_the_longest_end_that_may_become_a_stop_text(
     layer: Layer, text: str, stop: str, expected: int
 ) -> None:
@@ -715,7 +716,7 @@ def test_what_only_began_like_a_stop_text_is_shown_after_all(layer: Layer) -> No
     expect("a stop text was completed", ended, True)
     expect("shown after each byte of 'EN!END'", shown, ["", "", "EN!", "EN!", "EN!", "EN!"],
            [(["E", "EN", "EN!", "EN!E", "EN!EN", "EN!"], SHOWN_TOO_EARLY),
-            (["", "", "E", "EN", "EN!", "EN!"], HELD_TOO_LONG)])  # fmt: skip
+            (["", "", "E", "EN", "EN!", "EN!"], HELD_TOO_LONG)])
 
 
 @pytest.mark.task(5)
@@ -735,10 +736,10 @@ def test_the_longest_beginning_is_held_back(layer: Layer) -> None:
 def test_the_first_of_several_stop_texts_counts(layer: Layer) -> None:
     pieces = [b"one t", b"wo th", b"ree four", b" fi"]
     stream = layer.Detokenizer(
-        layer.given("minipaged.course.toy_model").ToyTokenizer(pieces), ("four", "three", "zz")
+        layer.given(TOY_MODEL).ToyTokenizer(pieces), ("four", "three", "zz")
     )
     expect("append(b'one t')", (stream.append(0), stream.visible), (False, "one "),
-           {(False, "one t"): SHOWN_TOO_EARLY})  # fmt: skip
+           {(False, "one t"): SHOWN_TOO_EARLY})
     expect("append(b'wo th')", (stream.append(1), stream.visible), (False, "one two "))
     expect(
         "append(b'ree four')",
@@ -755,7 +756,7 @@ def test_the_first_of_several_stop_texts_counts(layer: Layer) -> None:
 def test_a_stop_text_may_lie_in_the_middle_of_the_first_token(layer: Layer) -> None:
     pieces = [b"a END and more", b"END"]
     for token_id, text in enumerate(["a ", ""]):
-        tokenizer = layer.given("minipaged.course.toy_model").ToyTokenizer(pieces)
+        tokenizer = layer.given(TOY_MODEL).ToyTokenizer(pieces)
         stream = layer.Detokenizer(tokenizer, ("END", "and"))
         what = f"stop texts 'END' and 'and', append of the token {pieces[token_id]!r} to nothing"
         expect(what, (stream.append(token_id), stream.text), (True, text))
@@ -842,7 +843,7 @@ def test_the_end_of_text_ends_the_answer_unless_it_is_ignored(layer: Layer) -> N
     )
     got = after(layer, 67, eos=(70, 67), ignore_eos=True)
     expect(what + " and ignore_eos", got, ([1, 2, 65, 67], "AC", None),
-           [(([1, 2, 65, 67], "A", "stop"), EOS_ALWAYS)])  # fmt: skip
+           [(([1, 2, 65, 67], "A", "stop"), EOS_ALWAYS)])
 
 
 @pytest.mark.task(5)
@@ -868,7 +869,7 @@ def test_max_tokens_and_the_model_s_length_end_it_too(layer: Layer) -> None:
         seq = sequence_of(layer, [1, 2, 3], [65] * (num_output - 1))
         got = after(layer, 65, seq, max_tokens=2)[2]
         expect(f"finish_reason at {num_output} output tokens of max_tokens=2", got, reason,
-               {"length": ONE_LESS} if reason is None else {None: ONE_MORE})  # fmt: skip
+               {"length": ONE_LESS} if reason is None else {None: ONE_MORE})
     for max_len, reason in ((5, None), (4, "length")):
         got = after(layer, 65, max_len=max_len, max_tokens=None)[2]
         expect(f"finish_reason at 4 tokens of max_model_len={max_len}", got, reason)
@@ -883,7 +884,7 @@ def test_a_stop_counts_before_a_length(layer: Layer) -> None:
     )
     seq = sequence_of(layer, [1], [65], stop=("AB",))
     expect("stop text, and max_tokens", after(layer, 66, seq, max_tokens=2), ([1, 65, 66], "", "stop"),
-           [(([1, 65, 66], "", "length"), LENGTH_FIRST)])  # fmt: skip
+           [(([1, 65, 66], "", "length"), LENGTH_FIRST)])
 
 
 @pytest.mark.task(5)
@@ -901,7 +902,7 @@ def test_an_error_in_between_leaves_no_half_a_token(layer: Layer) -> None:
         "append_token of a text, which the tokenizer can't turn into bytes: an error", raised != "none", True
     )
     expect("token_ids after it", seq.token_ids, [1, 65],
-           [([1, 65, "no token"], "the token was appended before what can fail had passed")])  # fmt: skip
+           [([1, 65, "no token"], "the token was appended before what can fail had passed")])
     half = [([{65: -0.5}], "logprobs were appended before what can fail had passed")]
     expect("logprobs after it", seq.logprobs, [], half)
 
@@ -919,8 +920,8 @@ def continuation(prompt: list[int], num_tokens: int) -> list[int]:
 
 def engine_of(layer: Layer, num_blocks: int = 64, model: Any = None, **options: Any) -> Any:
     """The subject's engine with the toy model and blocks of 4 tokens."""
-    model = model or layer.given("minipaged.course.toy_model").ToyModel()
-    tokenizer = layer.given("minipaged.course.toy_model").ToyTokenizer()
+    model = model or layer.given(TOY_MODEL).ToyModel()
+    tokenizer = layer.given(TOY_MODEL).ToyTokenizer()
     return layer.Engine(model, tokenizer, num_blocks=num_blocks, block_size=4, **options)
 
 
@@ -1140,7 +1141,7 @@ def test_only_those_with_something_new_are_returned_and_the_step_is_kept(layer: 
 
 @pytest.mark.task(6)
 def test_the_model_runs_once_a_step_and_not_without_work(layer: Layer) -> None:
-    model = layer.given("minipaged.course.toy_model").ToyModel()
+    model = layer.given(TOY_MODEL).ToyModel()
     engine = engine_of(layer, model=model)
     engine.step()
     expect("the model's calls after a step without requests", model.num_calls, 0)
@@ -1167,7 +1168,7 @@ def test_what_the_pool_cannot_hold_is_said_and_forgotten(layer: Layer) -> None:
 
 @pytest.mark.task(6)
 def test_after_a_failure_everybody_goes_on_with_what_they_had(layer: Layer) -> None:
-    model = layer.given("minipaged.course.toy_model").ToyModel()
+    model = layer.given(TOY_MODEL).ToyModel()
     engine = engine_of(layer, model=model)
     add(layer, engine, "a", [1, 2, 3, 4, 5], 8)
     add(layer, engine, "b", [60, 70], 8)
@@ -1185,7 +1186,7 @@ def test_after_a_failure_everybody_goes_on_with_what_they_had(layer: Layer) -> N
 
 @pytest.mark.task(6)
 def test_an_interrupt_is_a_failure_too(layer: Layer) -> None:
-    model = layer.given("minipaged.course.toy_model").ToyModel()
+    model = layer.given(TOY_MODEL).ToyModel()
     engine = engine_of(layer, model=model)
     add(layer, engine, "a", [1, 2, 3, 4, 5], 8)
     engine.step()
@@ -1206,7 +1207,7 @@ def test_an_interrupt_is_a_failure_too(layer: Layer) -> None:
 def test_an_end_that_a_failure_has_kept_back_is_returned_later_and_first(layer: Layer) -> None:
     """a ends in the second step. In the same step b gets a token that the tokenizer does not know: an error,
     after a has ended and before anybody was told."""
-    toys = layer.given("minipaged.course.toy_model")
+    toys = layer.given(TOY_MODEL)
     tokenizer = toys.ToyTokenizer([bytes([byte]) for byte in range(200)])
     engine = layer.Engine(toys.ToyModel(), tokenizer, num_blocks=64, block_size=4)
     prompts = {
@@ -1270,7 +1271,7 @@ def test_a_guess_is_what_followed_last_time(layer: Layer) -> None:
     expect("propose([5, 6, 7, 8, 5, 6], 2, 3)", layer.propose([5, 6, 7, 8, 5, 6], 2, 3), [7, 8, 5], itself)
     expect("propose([5, 6, 7, 8, 5, 6], 2, 1)", layer.propose([5, 6, 7, 8, 5, 6], 2, 1), [7])
     expect("propose([1, 2, 3, 1, 2, 4, 1, 2], 2, 2)", layer.propose([1, 2, 3, 1, 2, 4, 1, 2], 2, 2), [4, 1],
-           [([3, 1], FIRST_OCCURRENCE)])  # fmt: skip
+           [([3, 1], FIRST_OCCURRENCE)])
     expect("propose([9, 9, 9], 2, 3)", layer.propose([9, 9, 9], 2, 3), [9], [([], FOUND_ITSELF)])
     expect("propose([4, 4], 1, 5)", layer.propose([4, 4], 1, 5), [4], [([], FOUND_ITSELF)])
 
@@ -1297,7 +1298,7 @@ def logits_saying(*token_ids: int) -> torch.Tensor:
     ("proposed", "said", "expected"),
     [([7, 8, 5], (7, 8, 1, 4), [7, 8, 1]), ([7, 8, 1], (7, 8, 1, 4), [7, 8, 1, 4]), ([3], (2, 6), [2]),
      ([], (6,), [6]), ([5, 8, 1], (7, 8, 1, 4), [7])],
-)  # fmt: skip
+)
 def test_what_the_model_agrees_with_is_accepted_and_one_more(
     layer: Layer, proposed: list[int], said: tuple[int, ...], expected: list[int]
 ) -> None:
@@ -1319,7 +1320,7 @@ def test_what_the_model_agrees_with_is_accepted_and_one_more(
 def test_of_equally_likely_tokens_the_model_means_the_lowest(layer: Layer) -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0], [2.0, 0.0, 2.0]])
     expect("accept([1], logits) with ties between 1 and 2, 0 and 2", layer.accept([1], logits), [1, 0],
-           [([2], LAST_OF_EQUALS), ([1, 2], LAST_OF_EQUALS)])  # fmt: skip
+           [([2], LAST_OF_EQUALS), ([1, 2], LAST_OF_EQUALS)])
 
 
 @pytest.mark.task(7)

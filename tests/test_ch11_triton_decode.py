@@ -120,7 +120,7 @@ TASKS = (
         ),
         compare="how a value in registers joins a running softmax, so that no store must be waited for",
     ),
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
@@ -167,12 +167,12 @@ def _the_package_has_no_puzzles(request: pytest.FixtureRequest) -> None:
 def run(
     layer: Layer, what: str, function: Any, *arguments: Any, unwritten: tuple[int, ...] = (),
     gaps: bool = True, far: tuple[int, ...] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
     done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps, far=far)
     kinds = {r"(\d+) of \1 lanes": OUTSIDE, "outside and not masked": NO_MASK, "stores it too": MEET,
-             "nobody has written": GARBAGE}  # fmt: skip
+             "nobody has written": GARBAGE}
     if far:
         kinds = {r"_ptr\[-": NARROW} | kinds
     if fault := done["fault"]:
@@ -242,7 +242,7 @@ def test_rows_of_any_length(layer: Layer) -> None:
 def check_gathered(
     layer: Layer, what: str, table: Tensor, index: list[int], dtype: torch.dtype = torch.int64,
     far: tuple[int, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Rows of the table that the index doesn't name are NaN, and must not be loaded."""
     numbers = torch.tensor(index, dtype=dtype).repeat_interleave(2)[::2]
     done = run(layer, what, layer.gather_rows, table, numbers, unwritten=(0,), far=far)
@@ -331,7 +331,7 @@ def test_rows_with_strides(layer: Layer) -> None:
 def check_stored(
     layer: Layer, what: str, k: Tensor, v: Tensor, caches: tuple[Tensor, Tensor], slots: list[int],
     index: torch.dtype = torch.int64, far: tuple[int, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Both caches as they must be afterwards, slot by slot, and nothing loaded for padding."""
     slot_mapping = torch.tensor(slots, dtype=index).repeat_interleave(2)[::2]
     done = run(layer, what, layer.store_kv, k, v, *caches, slot_mapping, far=far)
@@ -434,7 +434,7 @@ def attended(
 def check_attend(
     layer: Layer, end: int, *, R: int = 2, D: int = 16, B: int = 16, start: int = 0, scale: float = 0.3,
     visible: list[int] | None = None, far: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     k_cache, v_cache, table, k, v = one_context(end, D, B, first_written=start)
     if far:
         table = table.int()
@@ -445,7 +445,7 @@ def check_attend(
     if far:
         what += ", blocks 2^30 elements apart"
     done = run(layer, what, layer.attend_alone, q, k_cache, v_cache, table, start, end, sees, scale,
-               unwritten=(1, 2), far=(1, 2) if far else ())  # fmt: skip
+               unwritten=(1, 2), far=(1, 2) if far else ())
     names = ("acc", "total", "highest")
     expected = attended(q, k, v, start, sees, scale)
     wrong = {kind: attended(q, k, v, start, sees, scale, kind) for kind in (NO_SCALE, NATURAL, ALL_VISIBLE)}
@@ -542,7 +542,7 @@ def test_what_was_summed_shrinks_when_a_higher_score_comes(layer: Layer) -> None
     k[:, 0] = torch.where(position < 290, 0.0, 5 * math.log(2))
     k_cache[table[position // 32], position % 32] = k
     done = run(layer, "attend(…)", layer.attend_alone, q, k_cache, v_cache, table, 0, 300,
-               torch.tensor([300]), 1.0, unwritten=(1, 2))  # fmt: skip
+               torch.tensor([300]), 1.0, unwritten=(1, 2))
     acc, total, highest = done["result"]
     what = "of 290 scores of 0 and then 10 of 5 ln 2"
     expect_close(f"highest {what}", highest, torch.tensor([5.0]), 1e-4)
@@ -603,7 +603,7 @@ def decoded(
 def check_decode(
     layer: Layer, context_lens: list[int], G: int, R: int, D: int, B: int = 16,
     dtype: torch.dtype = torch.float32,
-) -> None:  # fmt: skip
+) -> None:
     k_cache, v_cache, tables, dense = scattered(context_lens, G, D, B, dtype)
     q, scale = torch.randn(len(context_lens), G * R, D).to(dtype), 0.3
     what = f"paged_decode(…, context_lens={context_lens}), H = {G * R}, G = {G}, D = {D}, B = {B}"
@@ -615,10 +615,10 @@ def check_decode(
     if 0 in context_lens:
         empty = [s for s, length in enumerate(context_lens) if not length]
         expect(f"whether a sequence without context is NaN in {what}", bool(got[empty].isnan().any()), False,
-               {True: NAN_WITHOUT_CONTEXT})  # fmt: skip
+               {True: NAN_WITHOUT_CONTEXT})
     tolerance = TOLERANCE if dtype == torch.float32 else 2e-2
     known = [(decoded(q, dense, scale, kind), kind)
-             for kind in (DEALT_OUT, FIRST_GROUP, NO_SCALE, NOT_DIVIDED)]  # fmt: skip
+             for kind in (DEALT_OUT, FIRST_GROUP, NO_SCALE, NOT_DIVIDED)]
     expect_close(what, got, decoded(q, dense, scale), tolerance, tolerance, mistakes=known)
     once = sum(context_lens) * G * D * q.element_size()
     for tensor in ("k_cache_ptr", "v_cache_ptr"):
@@ -679,7 +679,7 @@ def test_q_and_the_lengths_are_views(layer: Layer) -> None:
 def check_both(
     layer: Layer, context_lens: list[int], G: int, R: int, D: int, B: int = 16,
     dtype: torch.dtype = torch.float32,
-) -> None:  # fmt: skip
+) -> None:
     k_after, v_after, tables, dense = scattered(context_lens, G, D, B, dtype)
     k_cache, v_cache = k_after.clone(), v_after.clone()
     for row, length in enumerate(context_lens):  # the new tokens are not there yet
@@ -690,7 +690,7 @@ def check_both(
     q = torch.randn(len(context_lens), G * R, D).to(dtype)
     what = f"store_and_decode(…, context_lens={context_lens}), H = {G * R}, G = {G}, D = {D}, B = {B}"
     done = run(layer, what, layer.store_and_decode, q, k, v, k_cache, v_cache, tables,
-               torch.tensor(context_lens), 0.3)  # fmt: skip
+               torch.tensor(context_lens), 0.3)
     for number, name, wanted in ((3, "k_cache", k_after), (4, "v_cache", v_after)):
         got = done["arguments"][number].clone().nan_to_num(1e4)
         before = (k_cache, v_cache)[number - 3].nan_to_num(1e4)

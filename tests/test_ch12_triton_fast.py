@@ -91,7 +91,7 @@ TASKS = (
         ),
         compare="that no kernel is new: a shared prefix is a larger group, and a merge",
     ),
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.skipif(
     not triton_status().installed, reason="needs the package triton, which exists for Linux only"
@@ -126,7 +126,7 @@ NAN = float("nan")
 def run(
     layer: Layer, what: str, function: Any, *arguments: Any, unwritten: tuple[int, ...] = (),
     gaps: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
     done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps)
@@ -298,7 +298,7 @@ def test_two_pieces_by_hand(layer: Layer) -> None:
     done = run(layer, "merge_pieces", layer.merge_pieces, pieces, weights, torch.float32, gaps=False)
     what = "merge_pieces of the pieces 10 and 20 with the weights 3 and 1"
     known = ((torch.tensor([[[15.0]]]), PLAIN_MEAN), (merged(pieces, weights, BASE_E), BASE_E),
-             (merged(pieces, weights, NOT_DIVIDED), NOT_DIVIDED))  # fmt: skip
+             (merged(pieces, weights, NOT_DIVIDED), NOT_DIVIDED))
     expect_close(what, done["result"], torch.tensor([[[12.0]]]), 1e-5, mistakes=known)
 
 
@@ -365,7 +365,7 @@ def check_pieces(layer: Layer, context_lens: list[int], G: int, R: int, D: int, 
     done = run(
         layer, what, layer.decode_pieces, q, k_cache, v_cache, tables, torch.tensor(context_lens), scale, P,
         unwritten=(1, 2),
-    )  # fmt: skip
+    )
     pieces, weights = expected_pieces(layer, q, dense, scale, P)
     got_pieces, got_weights = done["result"]
     exists = weights > float("-inf")
@@ -433,7 +433,7 @@ def test_split_and_merged_it_is_the_attention_to_all(layer: Layer, dtype: torch.
     done = run(
         layer, what, layer.paged_decode_split, q, k_cache, v_cache, tables, torch.tensor(context_lens), 0.2,
         P, unwritten=(1, 2),
-    )  # fmt: skip
+    )
     rows = [attention(q[s : s + 1], *kv, 0.2) if len(kv[0]) else 0 * q[:1] for s, kv in enumerate(dense)]
     tolerance = TOLERANCE if dtype == torch.float32 else 2e-2
     expect_close(what, done["result"], torch.cat(rows), tolerance, tolerance)
@@ -445,7 +445,7 @@ def test_split_and_merged_it_is_the_attention_to_all(layer: Layer, dtype: torch.
 def check_prefill(
     layer: Layer, sequences: list[tuple[int, int]], G: int, R: int, D: int, B: int = 16,
     dtype: torch.dtype = torch.float32,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Sequences of (new tokens, context), a batch of them in one call."""
     news, context_lens = [new for new, _ in sequences], [context for _, context in sequences]
     k_cache, v_cache, tables, dense = scattered(context_lens, G, D, B, dtype)
@@ -454,7 +454,7 @@ def check_prefill(
     done = run(
         layer, what, layer.paged_prefill, q, k_cache, v_cache, tables, torch.tensor(context_lens), starts,
         0.3, unwritten=(1, 2),
-    )  # fmt: skip
+    )
     kinds = {
         "right": lambda new, context, i: context - new + i + 1,
         UPPER_LEFT: lambda new, context, i: i + 1,
@@ -530,7 +530,7 @@ def check_shared(
     done = run(
         layer, what, layer.paged_decode_shared, q, k_cache, v_cache, tables, contexts, num_shared, 0.3,
         unwritten=(1, 2),
-    )  # fmt: skip
+    )
     expected = torch.cat([attention(q[s : s + 1], *kv, 0.3) for s, kv in enumerate(dense)])
     tolerance = TOLERANCE if dtype == torch.float32 else 3e-3
     expect_close(what, done["result"], expected, tolerance, tolerance)

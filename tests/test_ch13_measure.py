@@ -77,7 +77,7 @@ TASKS = (
         ),
         compare="how long a request counts, and whether a memory of whole reservations can be filled",
     ),
-)  # fmt: skip
+)
 
 # -- task 1
 INTERPOLATED = "a value between two measurements: nobody waited that long"
@@ -265,7 +265,7 @@ def test_one_answer_from_arrival_to_end(layer: Layer) -> None:
     expect(
         'latencies of (1.0, [3.0, 3.5, 5.0, 5.25], "stop")',
         got, ([2.0], [0.5, 1.5, 0.25], [1.0625], 0), mistakes,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.task(1)
@@ -367,7 +367,7 @@ def test_the_matrices_are_read_once_for_all_tokens(layer: Layer) -> None:
     mistakes = [
         ((6000, 6000), READ_PER_TOKEN), ((2000, 3000), NO_ADDITIONS), ((1000, 6000), BITS_OR_NUMBERS),
         ((2000, 2000), "the FLOPs of one token: there are three"), ((6000, 2000), UPSIDE_DOWN),
-    ]  # fmt: skip
+    ]
     expect("linear_work(3, num_parameters=1000, itemsize=2)", got, (2000, 6000), mistakes)
     expect("linear_work(1, 1000, 4)", tuple(layer.linear_work(1, 1000, 4)), (4000, 2000))
     expect("linear_work(0, 1000, 2)", tuple(layer.linear_work(0, 1000, 2)), (0, 0), {(2000, 0): IDLE_READS})
@@ -382,7 +382,7 @@ def test_attention_reads_kv_heads_and_computes_query_heads(layer: Layer) -> None
         ((3840, 5376), ONLY_SCORE), ((1920 // 2, 10_752), BITS_OR_NUMBERS), ((1280, 10_752), SHARED_HEAD),
         ((3840, 3584), SHARED_HEAD), ((3840, 15_360), "the tokens that are read were taken for the pairs"),
         ((2688, 10_752), "the pairs were taken for the tokens that are read"),
-    ]  # fmt: skip
+    ]
     what = "attention_work(10, 7, num_layers=3, num_heads=8, num_kv_heads=2, head_dim=16, itemsize=2)"
     expect(what, got, (3840, 10_752), mistakes)
     expect("attention_work(0, 0, …)", tuple(layer.attention_work(0, 0, **shape)), (0, 0))
@@ -397,11 +397,11 @@ def test_attention_reads_kv_heads_and_computes_query_heads(layer: Layer) -> None
     num_read=st.integers(0, 3), num_pairs=st.integers(0, 3), num_layers=st.integers(1, 2),
     num_kv_heads=st.integers(1, 2), group=st.integers(1, 3), head_dim=st.integers(1, 3),
     itemsize=st.integers(1, 4),
-)  # fmt: skip
+)
 def test_any_work_number_by_number(
     layer: Layer, num_read: int, num_pairs: int, num_layers: int, num_kv_heads: int, group: int,
     head_dim: int, itemsize: int,
-) -> None:  # fmt: skip
+) -> None:
     read = product("KV", *map(range, (num_read, num_layers, num_kv_heads, head_dim)))
     num_heads = group * num_kv_heads
     done = product("·+", ("score", "sum"), *map(range, (num_pairs, num_layers, num_heads, head_dim)))
@@ -424,7 +424,7 @@ def test_a_large_model_exactly(layer: Layer) -> None:
 
 
 def seconds(layer: Layer, parts: Sequence[tuple[int, int]], *machine: float) -> Any:
-    work = layer.given("minipaged.measure").Work
+    work = layer.given("minipaged.measure").Cost
     return nine(layer.work_seconds([work(*part) for part in parts], *machine))
 
 
@@ -432,9 +432,9 @@ def seconds(layer: Layer, parts: Sequence[tuple[int, int]], *machine: float) -> 
 def test_a_part_takes_the_longer_of_reading_and_computing(layer: Layer) -> None:
     got = seconds(layer, [(2000, 6000)], 1000.0, 2000.0)
     expect(
-        "work_seconds([Work(2000, 6000)], 1000, 2000)", got, 3.0,
+        "work_seconds([Cost(2000, 6000)], 1000, 2000)", got, 3.0,
         {5.0: SUM_OF_BOTH, 2.0: "the shorter of the two", 6.0: UPSIDE_DOWN},
-    )  # fmt: skip
+    )
     expect("the same with 4,000 bytes", seconds(layer, [(4000, 6000)], 1000.0, 2000.0), 4.0)
     expect("work_seconds([], 1000, 2000)", seconds(layer, [], 1000.0, 2000.0), 0.0)
 
@@ -442,7 +442,7 @@ def test_a_part_takes_the_longer_of_reading_and_computing(layer: Layer) -> None:
 @pytest.mark.task(2)
 def test_parts_come_one_after_the_other_and_launches_besides(layer: Layer) -> None:
     parts = [(2000, 6000), (5000, 2000)]
-    what = "work_seconds([Work(2000, 6000), Work(5000, 2000)], 1000, 2000)"
+    what = "work_seconds([Cost(2000, 6000), Cost(5000, 2000)], 1000, 2000)"
     mistakes = {7.0: MAX_OF_SUMS, 11.0: SUM_OF_BOTH, 5.0: "the longest part alone: the others take time too"}
     expect(what, seconds(layer, parts, 1000.0, 2000.0), 8.0, mistakes)
     mistakes = {
@@ -466,7 +466,7 @@ def test_parts_come_one_after_the_other_and_launches_besides(layer: Layer) -> No
 )
 def test_any_parts(layer: Layer, parts: list[tuple[int, int]], bytes_per_s: float, launches: int) -> None:
     """Some microseconds, which is what a real kernel takes, and parts that can be gone through once."""
-    work = layer.given("minipaged.measure").Work
+    work = layer.given("minipaged.measure").Cost
     got = layer.work_seconds(iter([work(*part) for part in parts]), bytes_per_s, 2e6, launches, 5e-6)
     each = [max(Fraction(part[0], int(bytes_per_s)), Fraction(part[1], 2_000_000)) for part in parts]
     what = f"10⁶ · work_seconds(iter({parts}), {bytes_per_s:g}, 2e+06, {launches}, 5e-06)"
@@ -572,7 +572,7 @@ def test_the_same_work_is_the_same_in_every_request(layer: Layer) -> None:
             make_run("ours", 1, 0.0, 8.0, **ours), make_run("theirs", 1, 8.0, 9.0, **theirs)
         )
         expect(f"is_same_work: ours {ours or 'as asked'}, theirs {theirs or 'as asked'}", got, same,
-               {not same: mistake})  # fmt: skip
+               {not same: mistake})
 
 
 @pytest.mark.task(3)
@@ -585,7 +585,7 @@ def test_ratios_of_equal_work_are_those_of_the_seconds(layer: Layer) -> None:
     mistakes = [
         ([10.0, 2.0, 1.5, 0.5], WARM_UP_COUNTED), ([0.5, nine(2 / 3), 2.0], OTHER_WAY),
         ([2.5, 1.5, 0.5], BEST_OF_OURS), ([2.0], BEST_OF_OURS),
-    ]  # fmt: skip
+    ]
     expect("honest_ratios of three rounds", nines(layer.honest_ratios(runs)), [2.0, 1.5, 0.5], mistakes)
     what = "honest_ratios of the same runs in another order"
     expect(what, nines(layer.honest_ratios(runs[::-1])), [2.0, 1.5, 0.5])
@@ -681,7 +681,7 @@ FAULTY: list[tuple[str, list[dict[str, Any]], list[str], list[tuple[list[str], s
     ("an empty record", [], ["no warm-up"], []),
     ("they took turns, and the record is sorted by engine",
      sorted(fair(4), key=lambda run: str(run["engine"])), [], [(["no turns"], BEGAN_BY_ROUND)]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.task(3)
@@ -743,7 +743,7 @@ def test_six_values_are_the_fewest_for_95_percent(layer: Layer) -> None:
         ((1.1, 1.3, 2.2), MEDIAN_LOW), ((1.1, 1.4, 2.2), MEDIAN_LOW), ((1.2, 1.35, 1.5), ONE_STEP_IN),
         ((-math.inf, 1.35, math.inf), ONE_STEP_OUT), ((1.1, nine(sum(six) / 6), 2.2), "the mean"),
         ((1.3, 1.35, 2.2), "the values were not sorted"),
-    ]  # fmt: skip
+    ]
     expect(f"median_interval({six})", interval(layer, six), (1.1, 1.35, 2.2), mistakes)
     five = six[:5]
     mistakes = [((1.1, 1.3, 1.5), RANGE_OF_FEW), ((1.2, 1.3, 1.4), ONE_STEP_IN)]
@@ -771,7 +771,7 @@ def test_many_values_make_it_narrow(layer: Layer) -> None:
     mistakes = [
         ((1.0, 10.5, 20.0), RANGE), ((7.0, 10.5, 14.0), ONE_STEP_IN), ((5.0, 10.5, 16.0), ONE_STEP_OUT),
         ((6.0, 10.0, 15.0), MEDIAN_LOW), ((6.0, 11.0, 15.0), MEDIAN_LOW),
-    ]  # fmt: skip
+    ]
     expect("median_interval(1 … 20 in falling order)", interval(layer, twenty), (6.0, 10.5, 15.0), mistakes)
     values = [float(value) for value in range(1, 26)]
     mistakes = [((9.0, 13.0, 17.0), ONE_SIDED), ((7.0, 13.0, 19.0), ONE_STEP_OUT)]
@@ -867,7 +867,7 @@ def test_requests_inside_by_hand(layer: Layer) -> None:
     stays = [(0.0, 4.0), (1.0, 3.0), (6.0, 10.0)]
     mistakes = {
         nine(10 / 3): MEAN_STAY, nine(10 / 6): TO_LAST_ARRIVAL, 1.25: EMPTY_TIME_CUT,
-    }  # fmt: skip
+    }
     expect(f"mean_inside({stays})", nine(layer.mean_inside(stays)), 1.0, mistakes)
 
 
@@ -875,7 +875,7 @@ def test_requests_inside_by_hand(layer: Layer) -> None:
 def test_from_the_first_arrival_to_the_last_departure(layer: Layer) -> None:
     stays = [(4.0, 20.0), (6.0, 8.0), (4.0, 12.0)]
     mistakes = {1.3: FROM_ZERO, nine(26 / 8): LAST_ARRIVED_LEAVES, 6.5: LAST_ARRIVED_LEAVES,
-                13.0: TO_LAST_ARRIVAL, nine(26 / 3): MEAN_STAY}  # fmt: skip
+                13.0: TO_LAST_ARRIVAL, nine(26 / 3): MEAN_STAY}
     expect(f"mean_inside({stays})", nine(layer.mean_inside(stays)), 1.625, mistakes)
     expect("mean_inside([(2.0, 5.0)])", nine(layer.mean_inside([(2.0, 5.0)])), 1.0)
     expect_error("mean_inside([])", ValueError, lambda: layer.mean_inside([]))
@@ -912,7 +912,7 @@ KNEES = [
     ({1.0: 0.1, 2.0: 0.3, 3.0: 0.3}, 0.2, 1.5, {2.0: FIRST_RATE_ABOVE}),
     ({}, 0.2, None, {}),
     ({1.0: 0.1}, 0.2, None, {1.0: EXTRAPOLATED}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.task(5)
@@ -938,11 +938,11 @@ def test_two_requests_by_hand(layer: Layer) -> None:
         nine(64 * 6 / (7 + 26)): NO_BLOCKS, nine(64 * 6 / (12 + 36)): ONE_TOKEN_LATE,
         nine(64 * 6 / (8 + 36)): ONE_TOKEN_LATE, 9.0: ROUNDED, 10.0: ROUNDED,
         nine(64 / ((4 + 8) / 2)): MEAN_OF_REQUESTS,
-    }  # fmt: skip
+    }
     what = f'predict_at_once({lengths}, 64, "paged", block_size=4)'
     expect(what, at_once(layer, lengths, 64, "paged", 4), 9.6, paged)
     oracle = {nine(64 * 6 / (5 * 2 + 9 * 4)): NO_BUDDY, nine(64 / 12): MEAN_OF_REQUESTS, 4.0: ROUNDED,
-              5.0: ROUNDED, nine(64 * 6 / (4 * 2 + 8 * 4)): NO_BUDDY}  # fmt: skip
+              5.0: ROUNDED, nine(64 * 6 / (4 * 2 + 8 * 4)): NO_BUDDY}
     what = f'predict_at_once({lengths}, 64, "oracle", block_size=4)'
     expect(what, at_once(layer, lengths, 64, "oracle", 4), 4.8, oracle)
 
@@ -954,14 +954,14 @@ def test_every_policy_holds_what_chapter_2_says(layer: Layer) -> None:
     expect(f'predict_at_once({lengths}, 1000, "pow2")', got, nine(pow2), {
         nine(1000 * 5 / (3 * 128 + 2 * 8)): "the answer's length stood where the prompt's belongs",
         nine(1000 * 5 / (3 * 64 + 2 * 16)): "rounded up to whole blocks: only paging has them",
-    })  # fmt: skip
+    })
     lengths = [(100, 25), (7, 60)]  # pow2: 132 and 71, so 256 and 128; oracle: 125 and 67, so 128 each
     pow2 = 1000 * 85 / (25 * 256 + 60 * 128)
     got = at_once(layer, lengths, 1000, "pow2")
     expect(f'predict_at_once({lengths}, 1000, "pow2")', got, nine(pow2),
-           {nine(1000 * 85 / (25 * 132 + 60 * 71)): NO_BUDDY})  # fmt: skip
+           {nine(1000 * 85 / (25 * 132 + 60 * 71)): NO_BUDDY})
     expect(f'predict_at_once({lengths}, 1000, "oracle")', at_once(layer, lengths, 1000, "oracle"),
-           nine(1000 / 128), {nine(1000 * 85 / (25 * 125 + 60 * 67)): NO_BUDDY})  # fmt: skip
+           nine(1000 / 128), {nine(1000 * 85 / (25 * 125 + 60 * 67)): NO_BUDDY})
     got = at_once(layer, lengths, 15_700, "max", 16, 2048)
     expect(f'predict_at_once({lengths}, 15_700, "max", 16, 2048)', got, nine(15_700 / 2048), {7.0: ROUNDED})
     got = at_once(layer, lengths, 1000, "max", 16, 200)
@@ -973,7 +973,7 @@ def test_every_policy_holds_what_chapter_2_says(layer: Layer) -> None:
 def test_paged_uses_whole_blocks_only(layer: Layer) -> None:
     got = at_once(layer, [(16, 1)], 1000, "paged", 16)
     expect('predict_at_once([(16, 1)], 1000, "paged", 16)', got, 62.0,
-           {62.5: PARTIAL_BLOCK, 31.0: ONE_TOKEN_LATE, 31.25: ONE_TOKEN_LATE})  # fmt: skip
+           {62.5: PARTIAL_BLOCK, 31.0: ONE_TOKEN_LATE, 31.25: ONE_TOKEN_LATE})
     got = at_once(layer, [(16, 1)], 10, "paged", 16)
     expect('predict_at_once([(16, 1)], 10, "paged", 16)', got, 0.0, {nine(10 / 16): PARTIAL_BLOCK})
 
@@ -999,5 +999,5 @@ def test_any_lengths_step_by_step(layer: Layer, lengths: list[tuple[int, int]], 
     passed = list(lengths)
     got = at_once(layer, passed, 64, "paged", block_size)
     expect(f'predict_at_once({lengths}, 64, "paged", {block_size})', got,
-           nine(64 / block_size * steps / block_steps))  # fmt: skip
+           nine(64 / block_size * steps / block_steps))
     expect("the list that was passed in", passed, lengths)

@@ -5,7 +5,7 @@
     python tools/build.py --check         build in memory and say what on disk differs
     python tools/build.py --measure ch13  take the notebooks' timings anew
 
-solutions/chNN_name.py becomes exercises/chNN_name.py, and a second copy in exercises/originals/, which
+solutions/chNN_name.py becomes exercises/chNN_name.py, and a second copy in exercises/.originals/, which
 `minipaged reset` restores. An exercise that somebody has begun to solve is left alone.
 
 notebooks/source/chNN_name.py becomes notebooks/chNN_name.ipynb. A rebuild gives the same bytes: cell ids come
@@ -44,7 +44,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "NO_COLOR": "1", "COLUMNS": "100"}
-ENVIRONMENT["MINIPAGED_STATIC"] = "1"  # stills, not widgets: see minipaged/player.py
+ENVIRONMENT["MINIPAGED_STATIC"] = "1"  # stills, not widgets: see minipaged/pictures/player.py
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 CELL_TIMEOUT_S = 600
 DIFF_LINES = 20
@@ -177,10 +177,15 @@ def name_cells(notebook: NotebookNode) -> None:
 def execute(notebook: NotebookNode, source: Path) -> None:
     """Run all cells, with this environment's Python, in the folder that JupyterLab would run them in."""
     client = NotebookClient(
-        notebook, kernel_name="python3", timeout=CELL_TIMEOUT_S, record_timing=False, coalesce_streams=True,
-        store_widget_state=False, resources={"metadata": {"path": str(source.parent.parent)}},
+        notebook,
+        kernel_name="python3",
+        timeout=CELL_TIMEOUT_S,
+        record_timing=False,
+        coalesce_streams=True,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(source.parent.parent)}},
         extra_arguments=["--log-level=ERROR"],  # it warns that a local kernel isn't encrypted
-    )  # fmt: skip
+    )
     try:
         client.execute(env=os.environ | ENVIRONMENT)
     except CellExecutionError as error:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from minipaged import LLM, Engine, SamplingParams
-from minipaged.draw import draw_pool, draw_tables, to_png
+from minipaged.pictures.draw import draw_pool, draw_tables, to_png
 
 DEFAULT = Path(__file__).resolve().parent.parent / "docs" / "memory.png"
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from minipaged.paper import FIGURES
+from minipaged.simulation.paper import FIGURES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 INTRODUCTION = """# Results
@@ -101,13 +101,33 @@ def serve(report: Report) -> Iterator[str]:
         same = f"{row['identical_requests']} of {report['options']['requests']}"
         faster = "" if name == "minipaged" else f"{ratio['median']:.2f} × ({ratio.get('verdict', '–')})"
         # A report of before 2026-11-30 has no waits and no verdict.
-        waits = [", ".join(number(seconds and scale * seconds) for seconds in row.get(key, {}).values())
-                 for key, scale in (("first_token", 1), ("between_tokens", 1000))]  # fmt: skip
+        waits = [
+            ", ".join(number(seconds and scale * seconds) for seconds in row.get(key, {}).values())
+            for key, scale in (("first_token", 1), ("between_tokens", 1000))
+        ]
         memory = [number(row[key] and row[key] / 1e6) for key in ("kv_used_bytes", "peak_rss_bytes")]
-        rows.append([f"{name} ({row['version']})", number(speed["best"]), number(speed["median"]), faster,
-                     *waits, *memory, same])  # fmt: skip
-    head = ["engine", "tokens/s, best", "median", "minipaged is (at 95 %)", "first token, s: median, 99 %",
-            "between tokens, ms: median, 99 %", "K/V used, MB", "peak RSS, MB", "same tokens"]  # fmt: skip
+        rows.append(
+            [
+                f"{name} ({row['version']})",
+                number(speed["best"]),
+                number(speed["median"]),
+                faster,
+                *waits,
+                *memory,
+                same,
+            ]
+        )
+    head = [
+        "engine",
+        "tokens/s, best",
+        "median",
+        "minipaged is (at 95 %)",
+        "first token, s: median, 99 %",
+        "between tokens, ms: median, 99 %",
+        "K/V used, MB",
+        "peak RSS, MB",
+        "same tokens",
+    ]
     yield from table(head, rows)
 
 
@@ -167,12 +187,16 @@ def memory(report: Report) -> Iterator[str]:
 def prefix(report: Report) -> Iterator[str]:
     chats = report["chats"]
     rows = [
-        [f"first token behind {report['options']['system_prompt']} tokens, cached / cold",
-         f"{report['first_token_ratio']:.3f}"],
+        [
+            f"first token behind {report['options']['system_prompt']} tokens, cached / cold",
+            f"{report['first_token_ratio']:.3f}",
+        ],
         ["chats, cache on / off", f"{report['chats_ratio']:.3f}"],
-        ["first token of the last turn, on / off",
-         f"{chats['on']['first_token'][-1] / chats['off']['first_token'][-1]:.3f}"],
-    ]  # fmt: skip
+        [
+            "first token of the last turn, on / off",
+            f"{chats['on']['first_token'][-1] / chats['off']['first_token'][-1]:.3f}",
+        ],
+    ]
     yield from table(["times", ""], rows)
 
 
@@ -192,8 +216,15 @@ def kernels(report: Report) -> Iterator[str]:
         heads = f"{row['num_heads']}/{row['num_kv_heads']} heads of {row['head_dim']}"
         sizes = f"batch {row['batch']}, context {row['context_len']}, {heads}, blocks of {row['block_size']}"
         what = "prefill" if row["query_len"] > 1 else "decode"
-        rows.append([f"{what}, {sizes}", row["way"], number(1e6 * row["paged_seconds"]),
-                     number(row["bytes_per_second"] / 1e9), f"{row['ratio']:.2f}"])  # fmt: skip
+        rows.append(
+            [
+                f"{what}, {sizes}",
+                row["way"],
+                number(1e6 * row["paged_seconds"]),
+                number(row["bytes_per_second"] / 1e9),
+                f"{row['ratio']:.2f}",
+            ]
+        )
     yield from table(["attention", "way", "µs", "GB/s", "as fast as contiguous SDPA"], rows)
 
 
@@ -232,7 +263,7 @@ KINDS: dict[str, tuple[Callable[[Report], str], Callable[[Report], Iterator[str]
     "scaling": (lambda report: "What a step costs as things grow", scaling),
     "serve": (lambda report: f"Serving, {report['options']['dtype']}", serve),
     "soak": (lambda report: f"{report['options']['requests']:,} requests of random life", soak),
-}  # fmt: skip
+}
 
 
 def run(names: list[str]) -> None:

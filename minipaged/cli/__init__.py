@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from minipaged.engine_config import ATTENTION_BACKENDS, PREEMPTION_MODES, EngineConfig
+
 if TYPE_CHECKING:
     from minipaged.llm import LLM
     from minipaged.params import RequestOutput, SamplingParams
@@ -92,6 +94,14 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
 
+def engine_option(name: str, help: str) -> Callable[[Command], Command]:
+    """The option of a field of `EngineConfig`: its name, type and default, and a text."""
+    default = getattr(EngineConfig, name)
+    kind = int if default is None else type(default)
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=kind, default=default, show_default=default is not None, help=help)
+
+
 _SERVING_OPTIONS = (
     click.option("--model", metavar="NAME|PATH", help=f"{REAL_MODEL}, tiny, a model folder or a .gguf file."),
     click.option("--max-tokens", default=256, show_default=True, help="Most tokens of one answer."),
@@ -99,21 +109,26 @@ _SERVING_OPTIONS = (
     click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that reach it."),
     click.option("--top-k", default=0, show_default=True, help="Draw from so many tokens; 0: from all."),
     click.option("--seed", type=int, help="The same seed gives the same text."),
-    click.option("--block-size", default=16, show_default=True, help="Tokens in a block."),
-    click.option("--num-blocks", type=int, help="Blocks in the pool.  [default: 512 MiB of them on a CPU]"),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
-    click.option("--max-num-seqs", default=256, show_default=True, help="Most sequences in a step."),
-    click.option("--max-num-batched-tokens", type=int, help="Most tokens in a step (default: 512 on a CPU)."),
-    click.option("--preemption-mode", default="recompute", show_default=True, help="recompute or swap."),
-    click.option("--num-cpu-blocks", default=0, show_default=True, help="Blocks to swap to."),
-    click.option("--attention-backend", default="auto", show_default=True, help="auto, torch or triton."),
-    click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=True,
-                 show_default=True, help="Reuse the blocks of equal beginnings."),
-)  # fmt: skip
+    engine_option("block_size", "Tokens in a block."),
+    engine_option("num_blocks", "Blocks in the pool.  [default: 512 MiB of them on a CPU]"),
+    engine_option("max_num_seqs", "Most sequences in a step."),
+    engine_option("max_num_batched_tokens", "Most tokens in a step.  [default: 512 on a CPU]"),
+    engine_option("preemption_mode", " or ".join(PREEMPTION_MODES) + "."),
+    engine_option("num_cpu_blocks", "Blocks to swap to."),
+    engine_option("attention_backend", ", ".join(ATTENTION_BACKENDS) + "."),
+    click.option(
+        "--prefix-caching/--no-prefix-caching",
+        "enable_prefix_caching",
+        default=EngineConfig.enable_prefix_caching,
+        show_default=True,
+        help="Reuse the blocks of equal beginnings.",
+    ),
+)
 
 
 def serving_options(command: Command) -> Command:
-    """Give a command the options of `SamplingParams` and of `LLM`, under the same names."""
+    """Give a command the options of `SamplingParams`, `LLM` and `EngineConfig`, under the same names."""
     return reduce(lambda decorated, option: option(decorated), reversed(_SERVING_OPTIONS), command)
 
 
@@ -127,8 +142,8 @@ def take_sampling_params(options: dict[str, Any], **more: Any) -> SamplingParams
 
 def open_model(model: str | None, **engine_options: Any) -> LLM:
     """`LLM(model, ...)`; by default the real model if it is here, else the tiny one, saying so on stderr."""
-    from minipaged.hub import is_fetched
     from minipaged.llm import LLM
+    from minipaged.loading.hub import is_fetched
 
     if model is None and not is_fetched(REAL_MODEL):
         model = "tiny"
@@ -146,7 +161,7 @@ def fetch(name: str) -> None:
 
     Example: minipaged fetch smollm2-135m
     """
-    from minipaged.hub import find_model, model_source
+    from minipaged.loading.hub import find_model, model_source
 
     folder = find_model(name)
     click.echo(f"{name} is in {folder} (from {model_source(folder) or 'you'})")
@@ -165,8 +180,14 @@ def fetch(name: str) -> None:
 @click.option("--stats", is_flag=True, help="Say on stderr what the engine did.")
 @serving_options
 def generate(
-    prompts: tuple[str, ...], file: Iterable[str] | None, n: int, stop: tuple[str, ...], chat: bool,
-    as_json: bool, stats: bool, **options: Any,
+    prompts: tuple[str, ...],
+    file: Iterable[str] | None,
+    n: int,
+    stop: tuple[str, ...],
+    chat: bool,
+    as_json: bool,
+    stats: bool,
+    **options: Any,
 ) -> None:
     """Continue or answer PROMPTS, all in one batch. Without any, they are read from stdin, one a line.
 
@@ -175,7 +196,7 @@ def generate(
       minipaged generate "The capital of France is"
       minipaged generate --chat "What is a block table?" "What is a page table?"
       minipaged generate --file prompts.txt --json > answers.jsonl
-    """  # fmt: skip
+    """
     if prompts and file:
         raise click.UsageError("prompts were given as arguments and with --file; give them one way")
     if not prompts and not file and sys.stdin.isatty():
@@ -221,16 +242,24 @@ def print_json(outputs: list[RequestOutput]) -> None:
     """One line for each sample; requests and samples are counted from 0, in the order of the prompts."""
     for request, output in enumerate(outputs):
         for sample in output.outputs:
-            row = {"request": request, "sample": sample.index, "text": sample.text,
-                   "token_ids": sample.token_ids, "finish_reason": sample.finish_reason,
-                   "num_cached_tokens": output.num_cached_tokens}  # fmt: skip
+            row = {
+                "request": request,
+                "sample": sample.index,
+                "text": sample.text,
+                "token_ids": sample.token_ids,
+                "finish_reason": sample.finish_reason,
+                "num_cached_tokens": output.num_cached_tokens,
+            }
             click.echo(json.dumps(row))
 
 
 def print_texts(prompts: list[str], outputs: list[RequestOutput]) -> None:
     """The texts, each under its prompt if there are several."""
-    answers = [(prompt, sample.text) for prompt, output in zip(prompts, outputs, strict=True)
-               for sample in output.outputs]  # fmt: skip
+    answers = [
+        (prompt, sample.text)
+        for prompt, output in zip(prompts, outputs, strict=True)
+        for sample in output.outputs
+    ]
     for number, (prompt, text) in enumerate(answers, 1):
         if len(answers) > 1:
             click.secho(f"[{number}] {printable(prompt)}", bold=True)

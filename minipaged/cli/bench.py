@@ -34,11 +34,12 @@ from minipaged.cli.bench_scaling import scaling
 from minipaged.cli.bench_simulate import calibrate, replay
 from minipaged.cli.bench_soak import soak
 from minipaged.config import ModelConfig
-from minipaged.hub import find_model
 from minipaged.kv_memory import kv_bytes_per_token
+from minipaged.loading.config_file import read_config
+from minipaged.loading.hub import find_model
+from minipaged.loading.tokenizer import Tokenizer
+from minipaged.loading.weights import expected_shapes
 from minipaged.measure import latencies, percentile, verdict
-from minipaged.tokenizer import Tokenizer
-from minipaged.weights import expected_shapes
 
 Range = tuple[int, int]
 Serve = Callable[[list[TokenIds], list[int]], Result]
@@ -109,13 +110,15 @@ def compare(played: list[dict[str, Result]], name: str) -> Report:
     return {
         "tokens_per_second": {"best": num_tokens / min(seconds), "median": num_tokens / median(seconds)},
         "minipaged_ratio": {
-            "best": min(seconds) / min(our_seconds), "median": median(ratios), "verdict": verdict(ratios),
+            "best": min(seconds) / min(our_seconds),
+            "median": median(ratios),
+            "verdict": verdict(ratios),
         },
         "first_token": _percentiles(waits.first_token),
         "between_tokens": _percentiles(waits.between_tokens),
         "identical_requests": sum(all(output == first for output in rest) for first, *rest in outputs),
         **{key: theirs[-1][key] for key in memory},
-    }  # fmt: skip
+    }
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float | None]:
@@ -143,10 +146,21 @@ def rss_through(serve: Serve, text: TokenIds, requests: int) -> list[int | None]
 
 
 def measure(
-    vs: list[str], model: str, dtype: str, threads: int, requests: int, prompt_tokens: Range,
-    output_tokens: Range, seed: int, rounds: int, block_size: int, num_blocks: int, engine_cost: bool,
-    rss_requests: int | None, vllm_python: str | None,
-) -> Report:  # fmt: skip
+    vs: list[str],
+    model: str,
+    dtype: str,
+    threads: int,
+    requests: int,
+    prompt_tokens: Range,
+    output_tokens: Range,
+    seed: int,
+    rounds: int,
+    block_size: int,
+    num_blocks: int,
+    engine_cost: bool,
+    rss_requests: int | None,
+    vllm_python: str | None,
+) -> Report:
     """Run what `serve` was asked for. Returns what `--json` writes: sizes in bytes, times in seconds."""
     options = {name: value for name, value in locals().items() if name != "vllm_python"}
     _check_available(vs, model, vllm_python)
@@ -197,29 +211,50 @@ def _load(model: str) -> tuple[ModelConfig, Tokenizer, str]:
     if model == "tiny":
         return ModelConfig.tiny(), Tokenizer.byte_level(), model
     folder = find_model(model)
-    return ModelConfig.from_folder(folder), Tokenizer.from_folder(folder), str(folder)
+    return read_config(folder), Tokenizer.from_folder(folder), str(folder)
 
 
 def print_report(report: Report, console: Console) -> None:
     """The table, and the lines below it."""
     options, engines, facts = report["options"], report["engines"], report["machine"]
     table = Table(
-        "engine", "tokens/s", "minipaged\nis faster", "KV\nreserved", "KV\nused", "peak RSS", "same\ntokens",
-        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+        "engine",
+        "tokens/s",
+        "minipaged\nis faster",
+        "KV\nreserved",
+        "KV\nused",
+        "peak RSS",
+        "same\ntokens",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
         caption="best round (median of rounds); ~ computed from lengths",
-    )  # fmt: skip
+    )
     for name, row in engines.items():
         speed, ratio = row["tokens_per_second"], row["minipaged_ratio"]
-        reserved, used = (("~" if key in row["kv_estimated"] else "") + _mb(row[key])
-                          for key in ("kv_reserved_bytes", "kv_used_bytes"))  # fmt: skip
+        reserved, used = (
+            ("~" if key in row["kv_estimated"] else "") + _mb(row[key])
+            for key in ("kv_reserved_bytes", "kv_used_bytes")
+        )
         table.add_row(
-            name, f"{speed['best']:.0f} ({speed['median']:.0f})",
-            f"{ratio['best']:.2f}x ({ratio['median']:.2f}x)", reserved, used, _mb(row["peak_rss_bytes"]),
+            name,
+            f"{speed['best']:.0f} ({speed['median']:.0f})",
+            f"{ratio['best']:.2f}x ({ratio['median']:.2f}x)",
+            reserved,
+            used,
+            _mb(row["peak_rss_bytes"]),
             f"{row['identical_requests']}/{options['requests']}",
-        )  # fmt: skip
-    waiting = Table("engine", "first token, s", "between tokens, ms", "minipaged, at 95 %",
-                    box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
-                    caption="median (99 % wait no longer), all requests at once")  # fmt: skip
+        )
+    waiting = Table(
+        "engine",
+        "first token, s",
+        "between tokens, ms",
+        "minipaged, at 95 %",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        caption="median (99 % wait no longer), all requests at once",
+    )
     for name, row in engines.items():
         first, between = row["first_token"], row["between_tokens"]
         gaps = f"{1e3 * between['p50']:.0f} ({1e3 * between['p99']:.0f})" if between["p50"] else "–"
@@ -273,12 +308,22 @@ bench.add_command(kernels)
 
 
 @bench.command(context_settings={"show_default": True})
-@click.option("--vs", multiple=True, callback=_engine_names, metavar="ENGINES",
-              help="Compare with: hf (= hf-padded,hf-static,hf-cb), vllm, vllm-compiled.")  # fmt: skip
+@click.option(
+    "--vs",
+    multiple=True,
+    callback=_engine_names,
+    metavar="ENGINES",
+    help="Compare with: hf (= hf-padded,hf-static,hf-cb), vllm, vllm-compiled.",
+)
 @click.option("--model", default="smollm2-135m", help="A name, a folder, or tiny.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
-@click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads,
-              show_default="as PyTorch chooses", help="For every engine.")  # fmt: skip
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=torch.get_num_threads,
+    show_default="as PyTorch chooses",
+    help="For every engine.",
+)
 @click.option("--requests", type=click.IntRange(1), default=16)
 @click.option("--prompt-tokens", default="16:256", metavar="MIN:MAX", callback=_range)
 @click.option("--output-tokens", default="16:128", metavar="MIN:MAX", callback=_range)
@@ -289,8 +334,12 @@ bench.add_command(kernels)
 @click.option("--engine-cost", is_flag=True, help="Also the engine's own time per step at batch 1, 4 and 16.")
 @click.option("--rss-requests", type=click.IntRange(10), help="Also RAM through that many short requests.")
 @json_option
-@click.option("--vllm-python", envvar="MINIPAGED_VLLM_PYTHON", type=click.Path(exists=True, dir_okay=False),
-              help="The Python of vLLM's own environment; or set MINIPAGED_VLLM_PYTHON.")  # fmt: skip
+@click.option(
+    "--vllm-python",
+    envvar="MINIPAGED_VLLM_PYTHON",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The Python of vLLM's own environment; or set MINIPAGED_VLLM_PYTHON.",
+)
 def serve(json_file: str | None, **options: Any) -> None:
     """Serve mixed requests and compare speed, memory and tokens with other engines, on the CPU.
 

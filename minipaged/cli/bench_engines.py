@@ -79,9 +79,13 @@ class MiniPaged:
 
         self.version, self.setup = f"minipaged, torch {torch.__version__}", setup
         self.engine = LLM(
-            setup.model, dtype=setup.dtype, device="cpu", block_size=setup.block_size,
-            num_blocks=setup.num_blocks, enable_prefix_caching=False,
-        ).engine  # fmt: skip
+            setup.model,
+            dtype=setup.dtype,
+            device="cpu",
+            block_size=setup.block_size,
+            num_blocks=setup.num_blocks,
+            enable_prefix_caching=False,
+        ).engine
 
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:
         from minipaged import SamplingParams
@@ -141,10 +145,13 @@ class Padded:
         input_ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         output = self.model.generate(
-            input_ids, attention_mask=mask, max_new_tokens=max(max_tokens), return_dict_in_generate=True,
+            input_ids,
+            attention_mask=mask,
+            max_new_tokens=max(max_tokens),
+            return_dict_in_generate=True,
             cache_implementation="static" if self.setup.engine == "hf-static" else None,
             streamer=SimpleNamespace(put=put, end=lambda: None),
-        )  # fmt: skip
+        )
         rows = output.sequences[:, width:].tolist()
         token_ids = [row[:num_tokens] for row, num_tokens in zip(rows, max_tokens, strict=True)]
         reserved = sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
@@ -161,9 +168,12 @@ class ContinuousBatching(Padded):
         from transformers import ContinuousBatchingConfig
 
         config = ContinuousBatchingConfig(
-            page_size=setup.block_size, num_blocks=setup.num_blocks, max_batch_tokens=512,
-            max_requests_per_batch=256, allow_block_sharing=False,
-        )  # fmt: skip
+            page_size=setup.block_size,
+            num_blocks=setup.num_blocks,
+            max_batch_tokens=512,
+            max_requests_per_batch=256,
+            allow_block_sharing=False,
+        )
         self.manager = self.model.init_continuous_batching(continuous_batching_config=config)
         self.manager.start()
 
@@ -197,10 +207,14 @@ class VLLM:
 
         self.version = f"vLLM {vllm.__version__}, torch {torch.__version__}"
         self.llm = vllm.LLM(
-            setup.model, dtype=setup.dtype, max_model_len=setup.max_model_len, max_num_batched_tokens=2048,
-            kv_cache_memory_bytes=setup.pool_bytes, enable_prefix_caching=False,
+            setup.model,
+            dtype=setup.dtype,
+            max_model_len=setup.max_model_len,
+            max_num_batched_tokens=2048,
+            kv_cache_memory_bytes=setup.pool_bytes,
+            enable_prefix_caching=False,
             enforce_eager=setup.engine == "vllm",
-        )  # fmt: skip
+        )
         pool = self.llm.llm_engine.vllm_config.cache_config
         self.setup = replace(setup, block_size=pool.block_size, num_blocks=pool.num_gpu_blocks)
 
@@ -243,8 +257,13 @@ def peak_blocks(lens: Sequence[tuple[int, int]], block_size: int) -> int:
 
 
 def _kv(token_ids: list[TokenIds], times: TokenTimes, reserved: int, used: int, *estimated: str) -> Result:
-    return {"token_ids": token_ids, "token_times": times.seconds, "kv_reserved_bytes": reserved,
-            "kv_used_bytes": used, "kv_estimated": list(estimated)}  # fmt: skip
+    return {
+        "token_ids": token_ids,
+        "token_times": times.seconds,
+        "kv_reserved_bytes": reserved,
+        "kv_used_bytes": used,
+        "kv_estimated": list(estimated),
+    }
 
 
 def _kv_of_pool(
@@ -288,16 +307,23 @@ class EngineProcess:
         program = [python, "-I", __file__] if python else here
         # No network; and vLLM in one process with the threads it is given, not pinned, like the others.
         environment = {
-            "OMP_NUM_THREADS": str(setup.threads), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }  # fmt: skip
+            "OMP_NUM_THREADS": str(setup.threads),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
         iomp = Path(python or "").absolute().parents[1] / "lib" / "libiomp5.so"
         if python and iomp.exists():  # vLLM brings Intel's OpenMP, asks for it, and is half as fast without
             environment |= {"LD_PRELOAD": str(iomp), "KMP_BLOCKTIME": "5"}
         self._process = subprocess.Popen(
-            [*program, json.dumps(asdict(setup))], env=os.environ | environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+            [*program, json.dumps(asdict(setup))],
+            env=os.environ | environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
         self.version: str = self._read()["version"]
 
     def run(self, prompts: list[TokenIds], max_tokens: list[int]) -> Result:

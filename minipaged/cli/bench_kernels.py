@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from minipaged.attention_backend import with_attention_backend
+from minipaged.backends.choice import with_attention_backend
 from minipaged.batch import Batch
 from minipaged.cli.bench_report import begin_report, json_option, write_report
 from minipaged.config import ModelConfig
@@ -83,17 +83,17 @@ class Measured:
     def row(self) -> dict[str, Any]:
         """All that is reported: `ratio` is how many times as fast as contiguous."""
         return {
-            **asdict(self.shape), "way": self.way, "paged_seconds": self.paged_seconds,
+            **asdict(self.shape),
+            "way": self.way,
+            "paged_seconds": self.paged_seconds,
             "contiguous_seconds": self.contiguous_seconds,
             "ratio": self.contiguous_seconds / self.paged_seconds,
             "bytes_per_second": self.kv_bytes / self.paged_seconds,
             "flops_per_second": self.shape.flops / self.paged_seconds,
-        }  # fmt: skip
+        }
 
 
-def attentions(
-    shape: Shape, dtype: torch.dtype, device: torch.device
-) -> dict[str, Callable[[], Tensor]]:
+def attentions(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Callable[[], Tensor]]:
     """What to time on the same random numbers: "contiguous", and every way through shuffled blocks."""
     S, K, Q, B = shape.batch, shape.context_len, shape.query_len, shape.block_size
     G, H, D = shape.num_kv_heads, shape.num_heads, shape.head_dim
@@ -131,7 +131,7 @@ def _compiled_decode(
     shape: Shape, q: Tensor, kv_cache: KVCache, tables: Tensor, context_lens: Tensor, starts: Tensor
 ) -> Callable[[], Tensor]:
     """The engine's compiled loops. They turn and store the newest token too: by 0, and what is there."""
-    from minipaged.cpu_kernels import CompiledOperators
+    from minipaged.backends.numba_loops import CompiledOperators
 
     S, H, G, D = shape.batch, shape.num_heads, shape.num_kv_heads, shape.head_dim
     last = context_lens - 1
@@ -200,9 +200,20 @@ def shapes(device: torch.device, dtype: torch.dtype) -> Iterator[Shape]:
 def print_table(report: dict[str, Any], console: Console) -> None:
     """A line for each shape; on a GPU, decodes with their share of the copy's bandwidth."""
     bandwidth = report["copy_bytes_per_second"]
-    table = Table("batch", "context", "way", "heads", "head dim", "block", "µs", "speed", "times as fast",
-                  box=SIMPLE_HEAD, pad_edge=False,
-                  caption="as SDPA on contiguous K and V of the same lengths")  # fmt: skip
+    table = Table(
+        "batch",
+        "context",
+        "way",
+        "heads",
+        "head dim",
+        "block",
+        "µs",
+        "speed",
+        "times as fast",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption="as SDPA on contiguous K and V of the same lengths",
+    )
     for row in report["rows"]:
         speed = f"{row['bytes_per_second'] / 1e9:,.0f} GB/s"
         if row["query_len"] > 1:
@@ -212,17 +223,27 @@ def print_table(report: dict[str, Any], console: Console) -> None:
         what = f"{row['context_len']}" + (" prefill" if row["query_len"] > 1 else "")
         heads = f"{row['num_heads']}/{row['num_kv_heads']}"
         table.add_row(
-            str(row["batch"]), what, row["way"], heads, str(row["head_dim"]), str(row["block_size"]),
-            f"{row['paged_seconds'] * 1e6:,.0f}", speed, f"{row['ratio']:.2f}",
-        )  # fmt: skip
+            str(row["batch"]),
+            what,
+            row["way"],
+            heads,
+            str(row["head_dim"]),
+            str(row["block_size"]),
+            f"{row['paged_seconds'] * 1e6:,.0f}",
+            speed,
+            f"{row['ratio']:.2f}",
+        )
     console.print(table)
     if bandwidth:
         console.print(f"{report['gpu']}: a copy moves {bandwidth / 1e9:,.0f} GB/s", highlight=False)
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
-              show_default="bfloat16 on a GPU, float32 on a CPU")  # fmt: skip
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    show_default="bfloat16 on a GPU, float32 on a CPU",
+)
 @click.option("--batch", type=int, multiple=True, help="Only this batch size; can be given several times.")
 @click.option("--context", type=int, multiple=True, help="Only this context length; likewise.")
 @json_option
@@ -241,9 +262,10 @@ def kernels(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = getattr(torch, dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     wanted = [
-        shape for shape in shapes(device, kind)
+        shape
+        for shape in shapes(device, kind)
         if shape.batch in (batch or [shape.batch]) and shape.context_len in (context or [shape.context_len])
-    ]  # fmt: skip
+    ]
     if not wanted:
         raise ValueError(f"nothing to measure with batch {list(batch)} and context {list(context)}")
     threads = torch.get_num_threads()

@@ -24,7 +24,7 @@ from minipaged.block_table import blocks_for
 from minipaged.cli.bench_paper import load_trace, trace_option
 from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
 from minipaged.contiguous import next_power_of_two
-from minipaged.paper_systems import NUM_SLOTS, SYSTEMS, Bench, Lengths, lengths_of
+from minipaged.simulation.paper_systems import NUM_SLOTS, SYSTEMS, Bench, Lengths, lengths_of
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 NAMES = dict(zip(SYSTEMS, ("reserve the maximum", "power of two", "oracle", "paged"), strict=True))
@@ -43,8 +43,12 @@ def tail_waste(lengths: Iterable[tuple[int, int]], block_size: int) -> float:
 @click.command(context_settings={"show_default": True})
 @trace_option
 @click.option("--requests", type=click.IntRange(10), default=600, help="That compete for the memory.")
-@click.option("--slots", type=click.IntRange(1), help="Tokens that the memory holds.",
-              show_default="the paper's 15,700; or 4 of the longest request")  # fmt: skip
+@click.option(
+    "--slots",
+    type=click.IntRange(1),
+    help="Tokens that the memory holds.",
+    show_default="the paper's 15,700; or 4 of the longest request",
+)
 @json_option
 def memory(trace: str | None, requests: int, slots: int | None, json_file: str | None) -> None:
     """Count how many requests fit into the same memory, paged and in the traditional ways.
@@ -97,15 +101,17 @@ def print_memory(report: Report, num_lengths: int, console: Console) -> None:
     sizes = ", ".join(f"{size}: {share:.2%}" for size, share in report["tail_waste"].items())
     console.print(
         f"empty slots in last blocks, when {num_lengths:,} requests have ended, by block size: {sizes}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--model", default="smollm2-135m", help="A name, a folder, or tiny.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
-@click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads,
-              show_default="as PyTorch chooses")  # fmt: skip
+@click.option(
+    "--threads", type=click.IntRange(1), default=torch.get_num_threads, show_default="as PyTorch chooses"
+)
 @click.option("--system-prompt", type=click.IntRange(1), default=1000, help="Its length in tokens.")
 @click.option("--chats", type=click.IntRange(1), default=4)
 @click.option("--turns", type=click.IntRange(1), default=4)

@@ -1,6 +1,6 @@
 """`minipaged bench paper --figure N`: a figure of the paper made again, beside the values that were printed.
 
-What it leaves out: the experiments (`minipaged/paper.py`) and the drawing (`minipaged/paper_drawings.py`).
+The experiments are `minipaged/simulation/paper.py`, the drawings `minipaged/simulation/paper_drawings.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from minipaged.cli.bench_report import begin_report, json_option, png_option, write_report
-from minipaged.paper import FIGURES, Panel, PaperFigure
-from minipaged.traces import TraceRow, load_azure, load_mooncake
+from minipaged.simulation.paper import FIGURES, Panel, PaperFigure
+from minipaged.simulation.traces import TraceRow, load_azure, load_mooncake
 
 trace_option = click.option(
     "--trace",
@@ -34,9 +34,11 @@ def load_trace(path: str) -> list[TraceRow]:
 @click.command(context_settings={"show_default": True})
 @click.option("--figure", "number", type=click.Choice(list(FIGURES)), required=True, help="Of the paper.")
 @click.option(
-    "--requests", type=click.IntRange(10), show_default="as many as the figure needs",
+    "--requests",
+    type=click.IntRange(10),
+    show_default="as many as the figure needs",
     help="Of each run; more take longer and scatter less, and few do not fill the memory.",
-)  # fmt: skip
+)
 @trace_option
 @json_option
 @png_option
@@ -63,8 +65,8 @@ def paper(
     report = begin_report("paper", options) | asdict(figure)
     write_report(report | {"cpu_seconds": time.process_time() - started}, json_file)
     if png:
-        from minipaged.draw import to_png
-        from minipaged.paper_drawings import draw_paper_figure
+        from minipaged.pictures.draw import to_png
+        from minipaged.simulation.paper_drawings import draw_paper_figure
 
         Path(png).write_bytes(to_png(draw_paper_figure(figure)))
 

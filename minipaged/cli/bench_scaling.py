@@ -21,7 +21,7 @@ from minipaged.block_allocator import BlockAllocator
 from minipaged.cli.bench_report import Report, begin_report, json_option, png_option, write_report
 from minipaged.params import SamplingParams
 from minipaged.scheduler import Scheduler
-from minipaged.simulator import SimulatedEngine, paged_memory
+from minipaged.simulation.simulator import SimulatedEngine, paged_memory
 
 # -- what a step costs ---------------------------------------------------------------------------------------
 
@@ -62,8 +62,14 @@ def engine_seconds(batch: int, context: int, tries: int = 5) -> float:
     """The same for the whole engine, without the tiny model's own time: batching, sampling, outputs."""
     from minipaged import LLM
 
-    llm = LLM("tiny", device="cpu", num_blocks=batch * (context // 16 + 8), max_num_seqs=batch,
-              max_num_batched_tokens=4096, enable_prefix_caching=False)  # fmt: skip
+    llm = LLM(
+        "tiny",
+        device="cpu",
+        num_blocks=batch * (context // 16 + 8),
+        max_num_seqs=batch,
+        max_num_batched_tokens=4096,
+        enable_prefix_caching=False,
+    )
     for number in range(batch):
         params = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
         llm.engine.add_request(str(number), [number % 256] * context, params)
@@ -168,15 +174,17 @@ def scaling(json_file: str | None, png: str | None, quick: bool) -> None:
         "step_seconds": curves,
         "slopes": {name: slope(list(points), list(points.values())) for name, points in curves.items()},
         "allocator": {
-            "operations_per_second": ours, "bare_idea": bare, "in_bulk": bulk_operations_per_second(),
+            "operations_per_second": ours,
+            "bare_idea": bare,
+            "in_bulk": bulk_operations_per_second(),
         },
-    }  # fmt: skip
+    }
     print_scaling(report, Console())
     write_report(report, json_file)
     if png:
         from pathlib import Path
 
-        from minipaged.draw import to_png
+        from minipaged.pictures.draw import to_png
 
         Path(png).write_bytes(to_png(draw_scaling(report)))
 
@@ -188,22 +196,24 @@ def print_scaling(report: Report, console: Console) -> None:
         expected = EXPECTED[name.split(",")[0]]
         console.print(
             f"{name}: slope {report['slopes'][name]:.2f} ({expected} expected); {points}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            highlight=False,
+            soft_wrap=True,
+        )
     allocator = report["allocator"]
     ours, bare, bulk = (allocator[key] for key in ("operations_per_second", "bare_idea", "in_bulk"))
     console.print(
         f"allocator: {ours:,.0f} operations/s one by one, {bulk:,.0f} in bulk; the bare idea {bare:,.0f}, "
         f"{bare / ours:.1f} x and {bare / bulk:.1f} x as many",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def draw_scaling(report: Report) -> Any:
     """A panel for each of the four sizes, log-log."""
     from matplotlib.figure import Figure
 
-    from minipaged.draw import PALETTE, WIDTH
+    from minipaged.pictures.draw import PALETTE, WIDTH
 
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     for ax, name in zip(figure.subplots(1, 4, sharey=True), SWEEPS, strict=True):

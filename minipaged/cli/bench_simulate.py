@@ -1,7 +1,7 @@
 """`minipaged bench replay`, a trace served in virtual time; `bench calibrate`, this machine's constants.
 
-What it leaves out: the simulator (`minipaged/simulator.py`) and the formula for time
-(`minipaged/cost_model.py`).
+What it leaves out: the simulator (`minipaged/simulation/simulator.py`) and the formula for time
+(`minipaged/simulation/cost_model.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rich.console import Console
 from minipaged.cli.bench_engines import memory
 from minipaged.cli.bench_paper import load_trace, trace_option
 from minipaged.cli.bench_report import Report, begin_report, json_option, write_report
-from minipaged.cost_model import DEVICES, MODELS, CostModel, Device
 from minipaged.measure import break_even_tokens, percentile
 from minipaged.scheduler import Scheduler
-from minipaged.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
-from minipaged.traces import TraceRow, synthetic
+from minipaged.simulation.cost_model import DEVICES, MODELS, CostModel, Device
+from minipaged.simulation.simulator import Served, SimulatedEngine, paged_memory, poisson, serve
+from minipaged.simulation.traces import TraceRow, synthetic
 
 
 @click.command(context_settings={"show_default": True})
@@ -67,9 +67,11 @@ def replay(json_file: str | None, **options: Any) -> None:
     report |= {"device": asdict(device), "model": asdict(model), "num_blocks": num_blocks}
     report |= summary(rows, served)
     report |= {
-        "prefix_hits": manager.prefix_hits, "prefix_queries": manager.prefix_queries,
-        "cpu_seconds": time.process_time() - started, **memory(),
-    }  # fmt: skip
+        "prefix_hits": manager.prefix_hits,
+        "prefix_queries": manager.prefix_queries,
+        "cpu_seconds": time.process_time() - started,
+        **memory(),
+    }
     print_replay(report, Console())
     write_report(report, json_file)
 
@@ -131,8 +133,9 @@ def print_replay(report: Report, console: Console) -> None:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
-@click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads,
-              show_default="as PyTorch chooses")  # fmt: skip
+@click.option(
+    "--threads", type=click.IntRange(1), default=torch.get_num_threads, show_default="as PyTorch chooses"
+)
 @json_option
 def calibrate(dtype: str, threads: int, json_file: str | None) -> None:
     """Measure this machine's constants for the cost model: bandwidth, FLOPs, launches. Two seconds."""

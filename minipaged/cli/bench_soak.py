@@ -33,9 +33,16 @@ class Soak:
         from minipaged import LLM
 
         self.engine: Engine = LLM(
-            "tiny", device="cpu", num_blocks=24, block_size=4, max_num_seqs=16, max_num_batched_tokens=64,
-            num_cpu_blocks=32 if preemption_mode == "swap" else 0, preemption_mode=preemption_mode, seed=seed,
-        ).engine  # fmt: skip
+            "tiny",
+            device="cpu",
+            num_blocks=24,
+            block_size=4,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            num_cpu_blocks=32 if preemption_mode == "swap" else 0,
+            preemption_mode=preemption_mode,
+            seed=seed,
+        ).engine
         self.rng, self.check_every, self.num_added = random.Random(seed), check_every, 0
         self.counts: Counter[str] = Counter()
         self._swaps = 0
@@ -138,5 +145,6 @@ def print_soak(report: Report, console: Console) -> None:
     console.print(
         f"invariants held after every {report['options']['check_every']}. step; "
         f"{report['cpu_seconds']:,.0f} s of CPU",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 from minipaged.course.progress import Progress
 from minipaged.course.report import WIDTH, ChapterReport, check_chapter, render, wrap
 from minipaged.course.tasks import (
@@ -34,9 +34,12 @@ POLL_S = 0.3
 @click.option("--task", type=click.IntRange(1), help="Only this task of the chapter.")
 @click.option("--watch", is_flag=True, help="Check again whenever the file is saved. Ctrl-C ends it.")
 @click.option(
-    "--impl", default="exercises", metavar="exercises|solutions|minipaged|PATH", show_default=True,
+    "--impl",
+    default="exercises",
+    metavar="exercises|solutions|minipaged|PATH",
+    show_default=True,
     help="Whose answers are judged.",
-)  # fmt: skip
+)
 @click.pass_context
 def check(ctx: click.Context, chapters: tuple[str, ...], task: int | None, watch: bool, impl: str) -> None:
     """Grade your exercises: points for each task, and what is wrong in the layer's own words.
@@ -114,7 +117,7 @@ def reset(chapter: str, yes: bool) -> None:
     found = find_chapter(root, chapter)
     file, original = exercise_file(root, found), original_file(root, found)
     if not original.is_file():
-        raise ValueError(f"{original} is missing; get it back with `git checkout -- exercises/originals`")
+        raise ValueError(f"{original} is missing; get it back with `git checkout -- exercises/.originals`")
     fresh = original.read_text(encoding="utf-8")
     if file.is_file() and file.read_text(encoding="utf-8", errors="replace") == fresh:
         click.echo(f"{file.name} is as it was in the beginning; nothing to do.")

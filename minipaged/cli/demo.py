@@ -23,9 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from minipaged.cli import open_model, printable
+from minipaged.course.serving import fill_with_junk
 from minipaged.course.tasks import find_root
 from minipaged.kernels.interpreter import cause_of
-from minipaged.recording import Arrival, Frame, Recorder, save_recording
+from minipaged.pictures.recording import Arrival, Frame, Recorder, save_recording
 
 if TYPE_CHECKING:
     from minipaged.llm import LLM
@@ -58,8 +59,16 @@ LEGEND = "A block of A   C3 shared by 3   a free, but A's tokens are cached   ·
 @click.option("--plain", is_flag=True, help="Print one step below the other, as when stdout is no terminal.")
 @click.pass_context
 def demo(
-    ctx: click.Context, model: str | None, use: str | None, num_blocks: int | None, block_size: int,
-    swap: bool, delay: float, steps: int | None, record: str | None, plain: bool,
+    ctx: click.Context,
+    model: str | None,
+    use: str | None,
+    num_blocks: int | None,
+    block_size: int,
+    swap: bool,
+    delay: float,
+    steps: int | None,
+    record: str | None,
+    plain: bool,
 ) -> None:
     """Watch requests share a pool of blocks, live in the terminal.
 
@@ -75,7 +84,7 @@ def demo(
       minipaged demo --swap
       minipaged demo --use exercises:ch03,ch04
       minipaged demo --model tiny --plain --steps 12
-    """  # fmt: skip
+    """
     if use and steps:
         raise click.UsageError("--use compares finished texts and can't stop after --steps; leave one out")
     llm = open_model(model, num_blocks=1)  # only for its model: the engines below have pools of their own
@@ -97,7 +106,6 @@ def new_recorder(
 ) -> Recorder:
     """An engine with a small pool, at which the workload's requests will arrive. `use`: FOLDER:CHAPTERS."""
     from minipaged.engine import Engine
-    from minipaged.invariants import fill_with_junk
     from minipaged.params import SamplingParams
     from minipaged.parts import load_parts
 
@@ -116,10 +124,15 @@ def new_recorder(
     if folder and not Path(folder).is_dir() and (find_root() / folder).is_dir():
         folder = str(find_root() / folder)  # from notebooks/, say
     engine = Engine(
-        llm.model, llm.tokenizer, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=64,
-        preemption_mode="swap" if swap else "recompute", num_cpu_blocks=num_blocks if swap else 0,
+        llm.model,
+        llm.tokenizer,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_batched_tokens=64,
+        preemption_mode="swap" if swap else "recompute",
+        num_cpu_blocks=num_blocks if swap else 0,
         parts=load_parts(folder, *chapters.split(",")) if use else None,
-    )  # fmt: skip
+    )
     fill_with_junk(engine)
     return Recorder(engine, arrivals)
 
@@ -150,8 +163,10 @@ def draw(frames: list[Frame], width: int, recent: int) -> Group:
         f"so far: {frame.output_tokens} tokens, {frame.preemptions} preemptions, {frame.copies} copies, "
         f"prefix cache {frame.prefix_hits} of {frame.prefix_queries} tokens"
     )
-    events = [Text(f"step {past.step}: {'; '.join(past.events)}", "bold" if past is frame else "dim")
-              for past in [past for past in frames if past.events][-recent:]]  # fmt: skip
+    events = [
+        Text(f"step {past.step}: {'; '.join(past.events)}", "bold" if past is frame else "dim")
+        for past in [past for past in frames if past.events][-recent:]
+    ]
     first = Text.assemble((f"step {frame.step}", "bold"), f"   {pool}")
     return Group(first, _grid(frame, width), Text(LEGEND, "dim"), _table(frame, width), Text(totals), *events)
 

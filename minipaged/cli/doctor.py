@@ -126,7 +126,7 @@ def _check_numba() -> Finding:
         remedy = f"For its loops: {INSTALL} numba" if sys.platform == "linux" else ""
         return Finding("ok", "not installed: a CPU is slower without its compiled loops", remedy)
     try:
-        import minipaged.cpu_kernels  # noqa: F401
+        import minipaged.backends.numba_loops  # noqa: F401
     except Exception as error:
         found = f"{metadata.version('numba')}, but its loops can't be used: {error}"
         return Finding("warning", found, "PyTorch's operators take their place, more slowly.")
@@ -141,7 +141,7 @@ def _check_jupyter() -> Finding:
 
 
 def _check_model() -> Finding:
-    from minipaged.hub import cache_folder, find_model, is_fetched, model_source
+    from minipaged.loading.hub import cache_folder, find_model, is_fetched, model_source
 
     if not is_fetched(REAL_MODEL):
         remedy = "Run `minipaged fetch`. Until then a tiny random model takes its place."
@@ -157,10 +157,10 @@ def _check_memory() -> Finding:
     try:
         import psutil
 
-        from minipaged.llm import DEFAULT_CPU_KV_BYTES
+        from minipaged.engine import CPU_KV_BYTES
     except Exception as error:
         return Finding("warning", f"unknown: {error}", f"Install what is missing: {INSTALL} psutil torch")
-    needed = REAL_MODEL_BYTES + DEFAULT_CPU_KV_BYTES + OVERHEAD_BYTES
+    needed = REAL_MODEL_BYTES + CPU_KV_BYTES + OVERHEAD_BYTES
     available = psutil.virtual_memory().available
     found = f"{available / GIB:.1f} GiB available; {REAL_MODEL} and its pool need {needed / GIB:.1f}"
     if available < needed:
@@ -169,6 +169,12 @@ def _check_memory() -> Finding:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "Python": _check_python, "torch": _check_torch, "GPU": _check_gpu, "triton": _check_triton,
-    "numba": _check_numba, "Jupyter": _check_jupyter, "model": _check_model, "memory": _check_memory,
-}  # fmt: skip
+    "Python": _check_python,
+    "torch": _check_torch,
+    "GPU": _check_gpu,
+    "triton": _check_triton,
+    "numba": _check_numba,
+    "Jupyter": _check_jupyter,
+    "model": _check_model,
+    "memory": _check_memory,
+}

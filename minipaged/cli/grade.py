@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 from minipaged.course.tasks import find_chapter, find_root, graded_chapters
 
 
@@ -34,9 +34,15 @@ from minipaged.course.tasks import find_chapter, find_root, graded_chapters
     "--jobs", type=click.IntRange(1), help="With --all: how many at a time.  [default: one per CPU]"
 )
 def grade(
-    folder: Path, is_class: bool, chapters: tuple[str, ...], json_file: Path | None, junit_file: Path | None,
-    seed: int | None, out: Path | None, jobs: int | None,
-) -> None:  # fmt: skip
+    folder: Path,
+    is_class: bool,
+    chapters: tuple[str, ...],
+    json_file: Path | None,
+    junit_file: Path | None,
+    seed: int | None,
+    out: Path | None,
+    jobs: int | None,
+) -> None:
     """Grade a submission in isolation: its code runs in a sandbox, and the tests outside of it.
 
     FOLDER holds files like ch03_block_allocator.py, or an exercises/ that does. With --all it holds a folder

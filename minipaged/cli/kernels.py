@@ -53,9 +53,13 @@ def _row(kernel: Compiled) -> str:
         (f"{kernel.registers}", f"{kernel.spilled:,}", f"{kernel.shared:,}") if not kernel.error else "---"
     )
     return _ROW.format(
-        kernel.name, kernel.kernel.strip("_").removesuffix("_kernel"), kernel.target, *numbers,
-        _widths(kernel.loads), _widths(kernel.stores),
-    )  # fmt: skip
+        kernel.name,
+        kernel.kernel.strip("_").removesuffix("_kernel"),
+        kernel.target,
+        *numbers,
+        _widths(kernel.loads),
+        _widths(kernel.stores),
+    )
 
 
 def _widths(widths: dict[int, int]) -> str:

@@ -1,7 +1,7 @@
 """The course machine: exercises and their graders, feedback, progress.
 
 Reading order: `tasks.py` (what a chapter asks) → `layer.py` (the subject under test) → `expectation.py` and
-`replay.py` (how a grader states what must hold) → `grader.py` (runs it in a child process) → `report.py`
+`comparison.py` (how a grader states what must hold) → `grader.py` (runs it in a child process) → `report.py`
 (what came out, in points and words) → `stubs.py` (exercises from solutions) → `answers.py` (the graders'
 test). For grades that others rely on: `grading/`.
 
@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minipaged.course.comparison import Replay, Step
     from minipaged.course.expectation import Mismatch, expect, expect_close, expect_error
     from minipaged.course.layer import Layer
     from minipaged.course.notebook import check, machine_note, serve_with
-    from minipaged.course.replay import Replay, Step
     from minipaged.course.seed import generator
     from minipaged.course.sketch import sketch_pool, sketch_table
     from minipaged.course.tasks import Task
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Layer": "layer",
     "Mismatch": "expectation",
-    "Replay": "replay",
-    "Step": "replay",
+    "Replay": "comparison",
+    "Step": "comparison",
     "Task": "tasks",
     "check": "notebook",
     "expect": "expectation",

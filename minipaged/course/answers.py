@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_here
+from minipaged.course.outline import Chapter
 from minipaged.course.report import ChapterReport, sort_results
 from minipaged.course.tasks import import_path, load_tasks
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, TextIO
 import psutil
 import pytest
 
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 from minipaged.course.pytest_plugin import ISOLATED
 from minipaged.course.seed import run_seed
 from minipaged.course.tasks import find_chapter, grader_file, hidden_file
@@ -79,9 +79,14 @@ class TestResult:
 
 
 def run_grader(
-    root: Path, chapter: Chapter, impl: str, task: int | None = None,
-    limit_s: float = TEST_LIMIT_S, timeout_s: float = TIMEOUT_S, environment: dict[str, str] | None = None,
-) -> list[TestResult]:  # fmt: skip
+    root: Path,
+    chapter: Chapter,
+    impl: str,
+    task: int | None = None,
+    limit_s: float = TEST_LIMIT_S,
+    timeout_s: float = TIMEOUT_S,
+    environment: dict[str, str] | None = None,
+) -> list[TestResult]:
     """Judge `impl` in a child process, and in another one what is left if a test has ended the first.
 
     A test that takes more than `limit_s` of processor time has failed, and so has one that ends the process;
@@ -95,9 +100,15 @@ def run_grader(
     results: list[TestResult] = []
     lost: list[int] = []  # tasks of tests that never said anything
     while time.monotonic() < end:
-        order = {"root": str(root), "key": chapter.key, "impl": subject, "task": task,
-                 "limit_s": limit_s / 3 if lost else limit_s,
-                 "judged": [result.name for result in results], "lost": lost}  # fmt: skip
+        order = {
+            "root": str(root),
+            "key": chapter.key,
+            "impl": subject,
+            "task": task,
+            "limit_s": limit_s / 3 if lost else limit_s,
+            "judged": [result.name for result in results],
+            "lost": lost,
+        }
         lines, ending, output = _run_child(root, order, end, environment or {})
         if not lines and not results:
             raise RuntimeError(f"the grader could not run ({ending}):\n{output[-3000:]}")
@@ -120,10 +131,15 @@ def _run_child(
         (Path(folder) / ORDER).write_text(json.dumps(order), encoding="utf-8")
         child = subprocess.Popen(
             [sys.executable, "-m", "minipaged.course.grader", folder],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True, cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            cwd=root,
             env=os.environ | ENVIRONMENT | {"TMPDIR": scratch} | environment,
-        )  # fmt: skip
+        )
         try:
             output, _ = child.communicate(timeout=max(0.0, end - time.monotonic()))
             ending = f"the process ended with code {child.returncode}"
@@ -140,9 +156,16 @@ def _run_child(
 
 
 def run_here(
-    root: Path, chapter: Chapter, impl: str, task: int | None, sink: TextIO, max_failures: int = 0,
-    judged: Collection[str] = (), lost: Collection[int] = (), plugins: Iterable[object] = (),
-) -> None:  # fmt: skip
+    root: Path,
+    chapter: Chapter,
+    impl: str,
+    task: int | None,
+    sink: TextIO,
+    max_failures: int = 0,
+    judged: Collection[str] = (),
+    lost: Collection[int] = (),
+    plugins: Iterable[object] = (),
+) -> None:
     """Judge `impl` in this process; what every test says goes to `sink` as it comes, a line of JSON each.
 
     max_failures: stop after so many; 0 for never. judged, lost: tests and tasks to leave out. plugins: more

@@ -20,9 +20,12 @@ from minipaged.kernels.sanitizer import KernelFault, guarded, watch
 
 
 def run_kernel(
-    function: Callable[..., Any], *arguments: Any, unwritten: Sequence[int] = (), gaps: bool = True,
+    function: Callable[..., Any],
+    *arguments: Any,
+    unwritten: Sequence[int] = (),
+    gaps: bool = True,
     far: Sequence[int] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Call `function` on copies of the arguments.
 
     unwritten: the numbers of the arguments in which NaN marks what must not be read. gaps: put some between

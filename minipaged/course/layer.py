@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import minipaged
-from minipaged.chapters import Chapter
 from minipaged.course.expectation import Mismatch
+from minipaged.course.outline import Chapter
 from minipaged.course.tasks import import_path
 
 PACKAGE = "minipaged"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minipaged.chapters import CHAPTERS, Chapter
+from minipaged.course.outline import CHAPTERS, Chapter
 from minipaged.course.seed import fill_new_memory
 
 ISOLATED = "isolated:"  # before the path of a file, in --impl
@@ -24,9 +24,11 @@ STEMS = {f"test_{chapter.file_stem}": chapter for chapter in CHAPTERS}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--impl", default="minipaged", metavar="minipaged|solutions|exercises|PATH",
+        "--impl",
+        default="minipaged",
+        metavar="minipaged|solutions|exercises|PATH",
         help="whose layers the graders of the chapters judge (default: the package's)",
-    )  # fmt: skip
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,8 +11,8 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_grader
+from minipaged.course.outline import Chapter
 from minipaged.course.tasks import Task, is_untouched, load_tasks
 
 WIDTH = 80

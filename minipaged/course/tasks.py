@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from minipaged.chapters import CHAPTERS, Chapter
+from minipaged.course.outline import CHAPTERS, Chapter
 
 MAX_HINTS = 3
 
@@ -90,8 +90,8 @@ def exercise_file(root: Path, chapter: Chapter) -> Path:
 
 
 def original_file(root: Path, chapter: Chapter) -> Path:
-    """exercises/originals/chNN_name.py: the exercise as it came."""
-    return root / "exercises" / "originals" / f"{chapter.file_stem}.py"
+    """exercises/.originals/chNN_name.py: the exercise as it came."""
+    return root / "exercises" / ".originals" / f"{chapter.file_stem}.py"
 
 
 def is_untouched(root: Path, chapter: Chapter) -> bool:

@@ -14,6 +14,12 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+
+# In a clone, the kernels lie in kernels/paged at its root; in an installed package, beside this file.
+_IN_CLONE = Path(__file__).resolve().parents[2] / "kernels"
+if (_IN_CLONE / "paged" / "__init__.py").is_file():
+    __path__.append(str(_IN_CLONE))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@
 
 # %%
 from minipaged import LLM, BlockAllocator, Engine, Parts, SamplingParams, check_invariants
-from minipaged.draw import draw_engine_map, draw_pool, draw_tables, show
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.pictures.draw import draw_pool, draw_tables, show
 
 # %% [markdown]
 # ## The engine
@@ -55,7 +56,7 @@ show(draw_engine_map())
 # says what, and what to do about it.)
 
 # %%
-from minipaged.hub import is_fetched
+from minipaged.loading.hub import is_fetched
 
 model = "smollm2-135m" if is_fetched("smollm2-135m") else "tiny"
 # All four are defaults on a machine without a GPU; given here, so that everybody sees the same numbers.
@@ -345,7 +346,7 @@ from pathlib import Path
 
 from IPython.display import Markdown
 
-from minipaged.chapters import CHAPTERS
+from minipaged.course.outline import CHAPTERS
 
 rows = ["| chapter | | here now |", "|---|---|---|"]
 for chapter in CHAPTERS:

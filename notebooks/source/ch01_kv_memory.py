@@ -24,8 +24,10 @@ import torch
 from minipaged import LLM, Engine, SamplingParams
 from minipaged import kv_memory as package
 from minipaged.course import check, machine_note, serve_with
-from minipaged.draw import GREY, INK, PALETTE, draw_engine_map, show
-from minipaged.hub import is_fetched
+from minipaged.course.chapters.ch01_kv_memory import ideas
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.loading.hub import is_fetched
+from minipaged.pictures.draw import GREY, INK, PALETTE, show
 
 show(draw_engine_map("kv_memory"))
 
@@ -95,7 +97,7 @@ MODELS = {  # layers, query heads, KV heads, numbers per head
     "Falcon-7B": (32, 71, 1, 64, "tiiuae/falcon-7b"),
 }
 costs = {name: package.bytes_per_token(L, G, D, 2) for name, (L, _, G, D, _) in MODELS.items()}
-costs["DeepSeek-V3"] = package.mla_bytes_per_token(61, 512, 64, 2)  # deepseek-ai/DeepSeek-V3
+costs["DeepSeek-V3"] = ideas.mla_bytes_per_token(61, 512, 64, 2)  # deepseek-ai/DeepSeek-V3
 
 # %%
 from IPython.display import Markdown
@@ -228,10 +230,10 @@ print("the same results:", torch.allclose(torch.stack(without), torch.stack(with
 
 # %%
 one_head = [weight.unsqueeze(1) for weight in (w_q, w_k, w_v)]  # the package has a dimension for heads
-cache = package.DenseCache(max_tokens=6, num_kv_heads=1, head_dim=4)
+cache = ideas.DenseCache(max_tokens=6, num_kv_heads=1, head_dim=4)
 for t in range(6):
-    assert torch.allclose(package.decode_without_cache(x[: t + 1], *one_head)[0], without[t], atol=1e-5)
-    assert torch.allclose(package.decode_with_cache(x[t : t + 1], cache, *one_head)[0], without[t], atol=1e-5)
+    assert torch.allclose(ideas.decode_without_cache(x[: t + 1], *one_head)[0], without[t], atol=1e-5)
+    assert torch.allclose(ideas.decode_with_cache(x[t : t + 1], cache, *one_head)[0], without[t], atol=1e-5)
 
 # %% [markdown]
 # The same results, from 6 instead of 21 tokens. But may we always keep K and V? In this toy they depend on
@@ -331,9 +333,9 @@ check("ch01", task=3)
 
 # %%
 for is_cached, steps in ((True, computed), (False, computed_again)):
-    assert package.tokens_computed(5, 8, is_cached) == sum(steps)
+    assert ideas.tokens_computed(5, 8, is_cached) == sum(steps)
 for output_len in (10, 100, 1000):
-    more, few = (package.tokens_computed(1000, output_len, is_cached) for is_cached in (False, True))
+    more, few = (ideas.tokens_computed(1000, output_len, is_cached) for is_cached in (False, True))
     print(f"1,000 tokens in, {output_len:>5,} out: {more / few:.0f} times as many without a cache")
 
 # %% [markdown]
@@ -438,7 +440,7 @@ check("ch01", task=6)
 
 # %%
 def intensity(num_new, context_len, H, G, D, itemsize):
-    flops, num_bytes = package.attention_cost(num_new, context_len, H, G, D, itemsize)
+    flops, num_bytes = ideas.attention_cost(num_new, context_len, H, G, D, itemsize)
     return flops / num_bytes
 
 for name, H, G in (("OPT-13B (MHA)", 40, 40), ("Llama-3-70B (GQA)", 64, 8), ("Falcon-7B (MQA)", 71, 1)):
@@ -492,14 +494,14 @@ print(f"balanced at {flop_rate / read_rate:.1f} FLOPs per byte")
 # %%
 import math
 
-from minipaged.weights import expected_shapes
+from minipaged.loading.weights import expected_shapes
 
 num_weights = sum(math.prod(shape) for shape in expected_shapes(config).values())
 in_embedding = config.vocab_size * config.hidden_size
 heads = (config.num_heads, config.num_kv_heads, config.head_dim)
 
 def step_cost(batch, num_new, context_len):
-    flops, num_bytes = package.attention_cost(num_new, context_len, *heads, 4)
+    flops, num_bytes = ideas.attention_cost(num_new, context_len, *heads, 4)
     per_sequence = 2 * (num_new * (num_weights - in_embedding) + in_embedding) + config.num_layers * flops
     return batch * per_sequence, 4 * num_weights + batch * config.num_layers * num_bytes
 
@@ -507,12 +509,12 @@ def step_cost(batch, num_new, context_len):
 q, k, v = torch.randn(9, 1, 64), torch.randn(9, 2**15, 64), torch.randn(9, 2**15, 64)
 one, eight = (step_times([long_text[64 * i : 64 * i + 64] for i in range(batch)]) for batch in (1, 8))
 points = {
-    "attention of one token": (package.attention_cost(1, 2**15, 9, 9, 64, 4),
+    "attention of one token": (ideas.attention_cost(1, 2**15, 9, 9, 64, 4),
                                fastest(lambda: (q @ k.mT / 8).softmax(-1) @ v)),
     "decode, 1 sequence": (step_cost(1, 1, 68), min(one[1:])),
     "decode, 8 sequences": (step_cost(8, 1, 68), min(eight[1:])),
     "prefill, 512 tokens": (step_cost(8, 64, 64), eight[0]),
-}  # fmt: skip
+}
 print(f"{machine_note()} ({model}, fp32)")
 print(f"{'':<24}FLOPs/byte       ms    GB/s  of reading  GFLOP/s  of computing")
 for name, ((flops, num_bytes), seconds) in points.items():
@@ -588,7 +590,7 @@ print(f"{written:,} tokens written; {read:,} tokens read, each {read / written:.
 # %%
 import numpy as np
 
-from minipaged.traces import synthetic
+from minipaged.simulation.traces import synthetic
 
 requests = synthetic(10_000, seed=0, kind="conv")
 outputs = np.array([request.output_len for request in requests])

@@ -27,10 +27,16 @@ import numpy as np
 from minipaged import contiguous as package
 from minipaged.contiguous import POLICIES, Account, Arena, Buddy, reservation
 from minipaged.course import check
-from minipaged.course.arena_figures import draw_arena, draw_memory_map, draw_shares, layout_of
-from minipaged.course.arena_replay import ArenaReplay
-from minipaged.draw import draw_engine_map, show
-from minipaged.traces import TraceRow, synthetic
+from minipaged.course.chapters.ch02_contiguous.figures import (
+    draw_arena,
+    draw_memory_map,
+    draw_shares,
+    layout_of,
+)
+from minipaged.course.chapters.ch02_contiguous.replay import ArenaReplay
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.pictures.draw import show
+from minipaged.simulation.traces import TraceRow, synthetic
 
 show(draw_engine_map("contiguous"))
 
@@ -44,8 +50,9 @@ show(draw_engine_map("contiguous"))
 # allows.
 #
 # What do people send? The requests of this chapter are *generated*, not recorded: lengths are drawn so that
-# they have the mean and the percentiles of an hour of Azure's chat service. (`minipaged/traces.py` has the
-# figures. It can also read the recorded file, if you want to repeat everything with that: `load_azure`.)
+# they have the mean and the percentiles of an hour of Azure's chat service. (The figures stand in
+# `minipaged/simulation/traces.py`, which can also read the recorded file, if you want to repeat everything
+# with that: `load_azure`.)
 
 # %%
 num_slots, longest = 25 * 2**30 // 819_200, 4_096
@@ -466,7 +473,7 @@ check("ch02", task=7)
 # And here is the scorecard, with what we have measured. Chapters 4, 6 and 7 add their columns to it.
 
 # %%
-from minipaged.course.arena_replay import traditional_score
+from minipaged.course.chapters.ch02_contiguous.replay import traditional_score
 from minipaged.course.scorecard import Scorecard
 
 Scorecard(
@@ -490,7 +497,7 @@ Scorecard(
 # **Predict.** How many sequences run at once, in the one and in the other? Are the tokens the same?
 
 # %%
-from minipaged.course.traditional import serve_traditionally
+from minipaged.course.chapters.ch02_contiguous.serving import serve_traditionally
 
 serve_traditionally()
 

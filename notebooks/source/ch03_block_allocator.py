@@ -24,8 +24,9 @@ from collections import Counter, OrderedDict
 
 from minipaged import LLM, BlockAllocator, Engine, OutOfBlocks, SamplingParams
 from minipaged.course import check, machine_note, serve_with, sketch_pool
-from minipaged.course.figures import draw_free_queue
-from minipaged.draw import draw_engine_map, draw_pool, show
+from minipaged.course.chapters.ch03_block_allocator.figures import draw_free_queue
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.pictures.draw import draw_pool, show
 
 # %%
 show(draw_engine_map("block_allocator"))
@@ -316,7 +317,7 @@ check("ch03", task=7)
 # moments: both running; the first one done; and a third one that has taken what was freed.
 
 # %%
-from minipaged.hub import is_fetched
+from minipaged.loading.hub import is_fetched
 
 model = "smollm2-135m" if is_fetched("smollm2-135m") else "tiny"
 llm = LLM(model, num_blocks=1, device="cpu", dtype="float32")  # only for its model

@@ -25,8 +25,9 @@ import torch
 from minipaged import BlockAllocator, BlockTable, KVCache, OutOfBlocks
 from minipaged.block_table import blocks_for
 from minipaged.course import check, serve_with, sketch_table
-from minipaged.course.table_figures import draw_block_sizes, draw_growth, draw_translation
-from minipaged.draw import draw_engine_map, show
+from minipaged.course.chapters.ch04_block_table.figures import draw_block_sizes, draw_growth, draw_translation
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.pictures.draw import show
 
 # %%
 show(draw_engine_map("block_table"))
@@ -39,7 +40,7 @@ show(draw_engine_map("block_table"))
 # people really use? The trace is generated, fitted to the published figures of Azure's chat service.
 
 # %%
-from minipaged.traces import synthetic
+from minipaged.simulation.traces import synthetic
 
 lengths = [row.prompt_len + row.output_len for row in synthetic(1_000, seed=0)]
 fitting = [length for length in lengths if length <= 4_096]
@@ -282,7 +283,7 @@ show(draw_block_sizes(waste, entries))
 # token?
 
 # %%
-from minipaged.course.table_replay import replay_tables
+from minipaged.course.chapters.ch04_block_table.replay import replay_tables
 
 replay = replay_tables(block_size=16)
 shares = replay.shares()
@@ -316,9 +317,9 @@ for keep_free in (0, 20, 128):
 # Now the scorecard of chapter 2 gets its column:
 
 # %%
-from minipaged.course.arena_replay import traditional_scores
+from minipaged.course.chapters.ch02_contiguous.replay import traditional_scores
+from minipaged.course.chapters.ch04_block_table.replay import table_score
 from minipaged.course.scorecard import Scorecard
-from minipaged.course.table_replay import table_score
 
 Scorecard(*traditional_scores(), table_score(replay))
 

@@ -30,11 +30,12 @@ from minipaged import LLM, Engine, KVCache, Parts, SamplingParams, load_parts
 from minipaged import paged_attention as package
 from minipaged.batch import Batch
 from minipaged.course import check, machine_note, serve_with
-from minipaged.course.attention_figures import draw_batch, draw_weights
+from minipaged.course.chapters.ch05_paged_attention.figures import draw_batch, draw_weights
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.course.tasks import find_root
-from minipaged.draw import draw_engine_map, show
-from minipaged.hub import is_fetched
 from minipaged.kv_memory import bytes_per_token
+from minipaged.loading.hub import is_fetched
+from minipaged.pictures.draw import show
 
 show(draw_engine_map("paged_attention"))
 

@@ -26,10 +26,11 @@ from minipaged import LLM, BlockAllocator, Engine, OutOfBlocks, SamplingParams
 from minipaged.block_table import blocks_for
 from minipaged.copy_on_write import CopyOnWrite, blocks_saved
 from minipaged.course import check, machine_note, serve_with, sketch_pool
-from minipaged.course.sharing_engine import count_holdings, serve_branches_with
-from minipaged.course.sharing_figures import draw_families, draw_savings, family_of
-from minipaged.draw import draw_engine_map, show
+from minipaged.course.chapters.ch06_copy_on_write.figures import draw_families, draw_savings, family_of
+from minipaged.course.chapters.ch06_copy_on_write.serving import count_holdings, serve_branches_with
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.params import BeamSearchParams
+from minipaged.pictures.draw import show
 
 # %%
 show(draw_engine_map("copy_on_write"))
@@ -132,7 +133,7 @@ check("ch06", task=2)
 # used, in blocks of 4.
 
 # %%
-from minipaged.hub import is_fetched
+from minipaged.loading.hub import is_fetched
 
 model = "smollm2-135m" if is_fetched("smollm2-135m") else "tiny"
 llm = LLM(model, num_blocks=1, device="cpu", dtype="float32")  # only for its model
@@ -418,7 +419,7 @@ for width in widths:
 # output grows. Over all steps:
 
 # %%
-from minipaged.course.sharing_replay import PAPER_SAVINGS, replay_savings, saving
+from minipaged.simulation.sharing import PAPER_SAVINGS, replay_savings, saving
 
 for width in widths:
     print(f"{width} beams: {100 * saving(held[str(width)]):.0f} % of the blocks saved")
@@ -480,9 +481,9 @@ show(draw_savings(measured, PAPER_SAVINGS))
 # of a prompt save, on ShareGPT's lengths.
 
 # %%
-from minipaged.course.arena_replay import traditional_scores
+from minipaged.course.chapters.ch02_contiguous.replay import traditional_scores
+from minipaged.course.chapters.ch04_block_table.replay import replay_tables, table_score
 from minipaged.course.scorecard import Score, Scorecard
-from minipaged.course.table_replay import replay_tables, table_score
 
 tables = table_score(replay_tables())
 share = f"{100 * measured['ShareGPT', 'samples'][4]:.0f} % of the blocks of 4 samples"

@@ -29,10 +29,12 @@ import torch
 import minipaged.block_manager
 from minipaged import LLM, Engine, SamplingParams
 from minipaged.course import check, machine_note, serve_with
-from minipaged.course.prefix_replay import draw_chains
-from minipaged.draw import draw_engine_map, draw_pool, show
-from minipaged.hub import is_fetched
-from minipaged.prefix_cache import ROOT_KEY, PrefixCache, PrefixPool, block_key, block_keys, extra_keys
+from minipaged.course.chapters.ch07_prefix_cache.ideas import PrefixPool, block_keys
+from minipaged.course.chapters.ch07_prefix_cache.replay import draw_chains
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.loading.hub import is_fetched
+from minipaged.pictures.draw import draw_pool, show
+from minipaged.prefix_cache import ROOT_KEY, PrefixCache, block_key, extra_keys
 
 show(draw_engine_map("prefix_cache"))
 
@@ -424,8 +426,8 @@ for extra in (extra_keys(), extra_keys(cache_salt="Anna"), extra_keys(adapter="A
 # environment variable `MINIPAGED_TRACES` before you start, and the first is read instead.
 
 # %%
-from minipaged.course.prefix_replay import num_distinct, replay_prompts, synthetic_chats
-from minipaged.traces import load_mooncake
+from minipaged.course.chapters.ch07_prefix_cache.replay import num_distinct, replay_prompts, synthetic_chats
+from minipaged.simulation.traces import load_mooncake
 
 folder = os.environ.get("MINIPAGED_TRACES")
 if folder:
@@ -458,7 +460,7 @@ for size, percent in {**curve, distinct: unlimited}.items():
 # tokens, computed from the public files (this project's tests compute them again where the files are).
 
 # %%
-from minipaged.course.prefix_replay import MOONCAKE, MOONCAKE_UNLIMITED, draw_hit_rates
+from minipaged.course.chapters.ch07_prefix_cache.replay import MOONCAKE, MOONCAKE_UNLIMITED, draw_hit_rates
 
 curves = {name: curve, **MOONCAKE}
 show(draw_hit_rates(curves, {name: unlimited, **MOONCAKE_UNLIMITED}))
@@ -488,8 +490,8 @@ print(f"{smallest} blocks: tail first {curve[smallest]:.1f} %, head first {head_
 # there) and that of this chapter. A prefix cache takes no memory of its own, so the other lines stay.
 
 # %%
+from minipaged.course.chapters.ch04_block_table.replay import replay_tables, table_score
 from minipaged.course.scorecard import Score, Scorecard
-from minipaged.course.table_replay import replay_tables, table_score
 
 tables = table_score(replay_tables())
 found = f"by content: {unlimited:.0f} % of {name}' blocks found, with room for all"

@@ -29,12 +29,18 @@ import numpy as np
 
 from minipaged import LLM, Engine, Parts, SamplingParams, Scheduler
 from minipaged.course import check, machine_note, serve_with
-from minipaged.course.dry_engine import DryEngine
-from minipaged.course.schedule_figures import assign_seats, draw_curves, draw_timelines, draw_token_times
-from minipaged.course.schedule_replay import Served, serve_trace
-from minipaged.draw import draw_engine_map, show
-from minipaged.hub import is_fetched
-from minipaged.traces import TraceRow, synthetic
+from minipaged.course.chapters.ch08_scheduler.dry_engine import DryEngine
+from minipaged.course.chapters.ch08_scheduler.figures import (
+    assign_seats,
+    draw_curves,
+    draw_timelines,
+    draw_token_times,
+)
+from minipaged.course.chapters.ch08_scheduler.replay import Served, serve_trace
+from minipaged.course.engine_map import draw_engine_map
+from minipaged.loading.hub import is_fetched
+from minipaged.pictures.draw import show
+from minipaged.simulation.traces import TraceRow, synthetic
 
 # %%
 show(draw_engine_map("scheduler"))
@@ -193,7 +199,7 @@ for name, scheduler in (("static", StaticScheduler), ("continuous", Scheduler)):
 # engine just did:
 
 # %%
-from minipaged.scheduler import continuous_timeline, static_timeline
+from minipaged.course.chapters.ch08_scheduler.ideas import continuous_timeline, static_timeline
 
 for name, timeline in (("static", static_timeline), ("continuous", continuous_timeline)):
     ran = [(first, end) for _, _, first, end in sorted(assign_seats(runs[name][0]))]

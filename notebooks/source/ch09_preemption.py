@@ -24,14 +24,15 @@ import time
 
 from minipaged import LLM, BlockAllocator, Engine, KVCache, Preemption, SamplingParams
 from minipaged.course import check, machine_note, serve_with, sketch_pool
-from minipaged.course.pressure_figures import draw_prices, draw_timeline, draw_watermarks
-from minipaged.course.pressure_replay import Costs, PressureReplay, record
+from minipaged.course.chapters.ch09_preemption.figures import draw_prices, draw_timeline, draw_watermarks
+from minipaged.course.chapters.ch09_preemption.replay import Costs, PressureReplay, record
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.course.tasks import find_root
-from minipaged.draw import draw_engine_map, draw_pool, show
-from minipaged.hub import is_fetched
+from minipaged.loading.hub import is_fetched
 from minipaged.parts import Parts, load_parts
-from minipaged.preemption import crossover, recompute_flops, swap_seconds
-from minipaged.traces import TraceRow
+from minipaged.pictures.draw import draw_pool, show
+from minipaged.simulation.preemption_costs import crossover, recompute_flops, swap_seconds
+from minipaged.simulation.traces import TraceRow
 
 # %%
 show(draw_engine_map("preemption"))

@@ -30,17 +30,18 @@ from minipaged import LLM, Engine, KVCache, Parts, SamplingParams, check_invaria
 from minipaged.batch import Batch
 from minipaged.block_manager import BlockManager
 from minipaged.course import check, machine_note, serve_with
-from minipaged.course.engine_figures import draw_filters, draw_stream
-from minipaged.course.own_engine import own_engine
+from minipaged.course.chapters.ch10_engine.figures import draw_filters, draw_stream
+from minipaged.course.chapters.ch10_engine.own_engine import own_engine
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.detokenizer import Detokenizer
-from minipaged.draw import draw_engine_map, show
-from minipaged.hub import is_fetched
+from minipaged.loading.hub import is_fetched
+from minipaged.loading.tokenizer import Tokenizer
 from minipaged.paged_attention import paged_attention
-from minipaged.player import play
-from minipaged.recording import Arrival, Recorder
+from minipaged.pictures.draw import show
+from minipaged.pictures.player import play
+from minipaged.pictures.recording import Arrival, Recorder
 from minipaged.request import Request, Sequence
 from minipaged.scheduler import Scheduler
-from minipaged.tokenizer import Tokenizer
 
 # %%
 show(draw_engine_map("engine"))
@@ -172,7 +173,7 @@ def after(temperature=1.0, top_k=None, top_p=1.0):
     return [weight / left for weight in weights[:size]] + [0.0] * (10 - size)
 
 filters = {"the model": after(), "temperature=0.5": after(0.5), "temperature=1.5": after(1.5),
-           "top_k=3": after(top_k=3), "top_p=0.8": after(top_p=0.8)}  # fmt: skip
+           "top_k=3": after(top_k=3), "top_p=0.8": after(top_p=0.8)}
 ten = {name: shares[:10] for name, shares in filters.items()}
 show(draw_filters(words[:10], ten, "'Once upon a time, in a': the ten likeliest next tokens"))
 
@@ -435,7 +436,7 @@ arrivals = [
     Arrival(5, "C", cut(11, "In the old house at the end of the street lived"), branch),
     Arrival(9, "D", cut(20, "A list of things that one needs for a long walk in the mountains: good shoes, "
                             "a map, water, and"), go_on),
-]  # fmt: skip
+]
 frames = Recorder(own_engine(llm, num_blocks=16, block_size=8), arrivals).run()
 play(frames)
 

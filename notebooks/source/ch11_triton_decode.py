@@ -31,12 +31,13 @@ from matplotlib.patches import Rectangle
 
 from minipaged import LLM, Parts, SamplingParams, load_parts
 from minipaged.course import check
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.course.tasks import find_root
-from minipaged.draw import GREY, PALETTE, WIDTH, draw_engine_map, show
 from minipaged.kernels import triton_status
 from minipaged.kernels.paged import torch_twins
 from minipaged.kernels.sanitizer import KernelFault, watch
 from minipaged.paged_attention import paged_attention
+from minipaged.pictures.draw import GREY, PALETTE, WIDTH, show
 
 show(draw_engine_map("triton_decode"))
 
@@ -307,7 +308,7 @@ check("ch11", task=5)
 # %%
 @triton.jit
 def one_head_kernel(q_ptr, k_ptr, v_ptr, table_ptr, out_ptr, context_len, scale, H, G,
-                    B: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+                    B: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr):
     head, d = tl.program_id(0), tl.arange(0, D)
     q = tl.load(q_ptr + head * D + d)
     highest, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
@@ -474,7 +475,7 @@ check("ch11")
 # %%
 def serve(parts, backend):
     llm = LLM("tiny", num_blocks=32, block_size=4, device="cpu", dtype="float32", parts=parts,
-              attention_backend=backend)  # fmt: skip
+              attention_backend=backend)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     outputs = llm.generate(["a block", "and its table"], params)
     return [output.outputs[0].token_ids for output in outputs]

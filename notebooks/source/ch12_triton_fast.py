@@ -28,11 +28,12 @@ from matplotlib.figure import Figure
 
 from minipaged import LLM, SamplingParams, load_parts
 from minipaged.course import check
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.course.kernel_run import run_kernel
 from minipaged.course.tasks import find_root
-from minipaged.draw import INK, PALETTE, WIDTH, draw_engine_map, show
 from minipaged.kernels import triton_status
 from minipaged.kernels.paged import torch_twins
+from minipaged.pictures.draw import INK, PALETTE, WIDTH, show
 
 status = triton_status()
 show(draw_engine_map("triton_fast"))
@@ -121,7 +122,7 @@ def attainable(intensity, gpu):
     return min(gpu["flops"], intensity * gpu["bandwidth"])
 
 KERNELS = {"decode, R = 1": 1, "decode, R = 4": 4, "prefill, 16 rows": 16, "prefill, 128 rows": 128,
-           "2,048 rows, K read once": 2048}  # fmt: skip
+           "2,048 rows, K read once": 2048}
 for what, intensity in KERNELS.items():
     share = attainable(intensity, GPUS["H100"]) / GPUS["H100"]["flops"]
     print(f"{what:>24}: {intensity:>5} per byte, {share:>6.1%} of the arithmetic that an H100 can do")
@@ -431,7 +432,7 @@ def serve(parts, backend):
     """Tokens of two prompts, twice each, and how many blocks were copied."""
     device = "cuda" if status.installed and not status.interpret else "cpu"
     llm = LLM("tiny", num_blocks=32, block_size=4, device=device, dtype="float32", parts=parts,
-              attention_backend=backend)  # fmt: skip
+              attention_backend=backend)
     params = SamplingParams(n=2, temperature=0.7, seed=3, max_tokens=6, ignore_eos=True)
     outputs = llm.generate(["a split", "and a merge"], params)
     return [one.token_ids for output in outputs for one in output.outputs], llm.engine.stats().copies

@@ -28,18 +28,19 @@ from itertools import pairwise
 
 from minipaged import LLM, Engine, SamplingParams, measure
 from minipaged.cli.bench_scaling import scheduling_seconds, slope
-from minipaged.cost_model import A100_40GB, H100, LLAMA3_8B, OPT_13B, CostModel, Device, ModelShape
 from minipaged.course import check, machine_note
-from minipaged.course.measure_figures import draw_batches, load_paper_figure
-from minipaged.course.measure_replay import made_up_runs
+from minipaged.course.chapters.ch13_measure.figures import draw_batches, load_paper_figure
+from minipaged.course.chapters.ch13_measure.made_up_runs import made_up_runs
+from minipaged.course.engine_map import draw_engine_map
 from minipaged.course.tasks import find_root, import_path
-from minipaged.draw import draw_engine_map, show
-from minipaged.hub import is_fetched
-from minipaged.paper_drawings import draw_paper_figure
-from minipaged.paper_systems import NUM_SLOTS, SYSTEMS, Bench, lengths_of
+from minipaged.loading.hub import is_fetched
+from minipaged.pictures.draw import show
 from minipaged.scheduler import Scheduler
-from minipaged.simulator import SimulatedEngine, paged_memory, poisson, serve
-from minipaged.traces import TraceRow
+from minipaged.simulation.cost_model import A100_40GB, H100, LLAMA3_8B, OPT_13B, CostModel, Device, ModelShape
+from minipaged.simulation.paper_drawings import draw_paper_figure
+from minipaged.simulation.paper_systems import NUM_SLOTS, SYSTEMS, Bench, lengths_of
+from minipaged.simulation.simulator import SimulatedEngine, paged_memory, poisson, serve
+from minipaged.simulation.traces import TraceRow
 
 show(draw_engine_map())
 
@@ -300,7 +301,7 @@ for batch in (1, 4, 16):
 small = {"num_blocks": 24, "block_size": 4}
 prompts = {str(number): list(range(10 * number, 10 * number + 9 + 3 * number)) for number in range(4)}
 real = Engine(llm.model, llm.tokenizer, **small, max_num_batched_tokens=32, max_num_seqs=8,
-              enable_prefix_caching=False)  # fmt: skip
+              enable_prefix_caching=False)
 simulated = SimulatedEngine(Scheduler(paged_memory(*small.values()), 32, 8), lambda step: 0.01)
 steps = {}
 for engine in (real, simulated):

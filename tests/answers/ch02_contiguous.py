@@ -13,37 +13,37 @@ answers.wrong(
     mistake="the power of two was taken of prompt and output together",
     edits=[("min(prompt_len + next_power_of_two(output_len), max_model_len)",
             "min(next_power_of_two(final_len), max_model_len)")],
-)  # fmt: skip
+)
 answers.wrong(
     "pow2 may exceed the model", task=1, mistake="the reservation is longer than the model allows",
     edits=[("min(prompt_len + next_power_of_two(output_len), max_model_len)",
             "prompt_len + next_power_of_two(output_len)")],
-)  # fmt: skip
+)
 answers.wrong(
     "a power of two is rounded up again", task=1,
     mistake="an output that is a power of two already was rounded up to the next one",
     edits=[("next_power_of_two(output_len), max", "next_power_of_two(output_len + 1), max")],
-)  # fmt: skip
+)
 answers.wrong(
     "the oracle forgets the prompt", task=1, mistake="the prompt needs slots too",
     edits=[("        return final_len\n", "        return output_len\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a full-length request is refused", task=1,
     edits=[("if final_len > max_model_len:", "if final_len >= max_model_len:")],
-)  # fmt: skip
+)
 answers.wrong(
     "only the oracle looks whether it fits", task=1, mistake="a request that can never fit was admitted",
     edits=[("if final_len > max_model_len:", 'if policy == "oracle" and final_len > max_model_len:')],
-)  # fmt: skip
+)
 answers.wrong(
     "an unknown policy is the oracle's", task=1,
     edits=[('    if policy == "oracle":\n', '    if policy != "":\n')],
-)  # fmt: skip
+)
 answers.wrong(
     "a part of a policy's name will do", task=1,
     edits=[('    if policy == "max":\n', '    if policy in "max":\n')],
-)  # fmt: skip
+)
 
 # -- task 2: account ------------------------------------------------------------------------------------
 
@@ -52,58 +52,58 @@ answers.wrong(
     mistake="slots that will still be filled were counted as never used",
     edits=[("reserved += used_in_the_end - num_tokens", "reserved += 0"),
            ("internal += size - used_in_the_end", "internal += size - num_tokens")],
-)  # fmt: skip
+)
 answers.wrong(
     "all that is set aside is reserved", task=2,
     mistake="slots that are never used were counted as still to be filled",
     edits=[("reserved += used_in_the_end - num_tokens", "reserved += size - num_tokens"),
            ("internal += size - used_in_the_end", "internal += 0")],
-)  # fmt: skip
+)
 answers.wrong(
     "every free slot is external", task=2,
     edits=[("if needed > 0 and max(sizes, default=0) < needed <= sum(sizes):", "if sizes:")],
-)  # fmt: skip
+)
 answers.wrong(
     "too few in any case is external too", task=2,
     mistake="free slots were counted as external fragmentation although they would not suffice in one piece",
     edits=[("max(sizes, default=0) < needed <= sum(sizes)", "max(sizes, default=0) < needed")],
-)  # fmt: skip
+)
 answers.wrong(
     "a hole of exactly the right size does not count", task=2,
     mistake="free slots were counted as external fragmentation although a hole fits",
     edits=[("max(sizes, default=0) < needed", "max(sizes, default=0) <= needed")],
-)  # fmt: skip
+)
 answers.wrong(
     "exactly enough is too few", task=2,
     edits=[("needed <= sum(sizes)", "needed < sum(sizes)")],
-)  # fmt: skip
+)
 answers.wrong(
     "no holes are a crash", task=2,
     edits=[("max(sizes, default=0)", "max(sizes)")],
-)  # fmt: skip
+)
 answers.wrong(
     "a sequence that outgrows its reservation has negative waste", task=2,
     mistake="more slots are reserved than the reservation has",
     edits=[("used_in_the_end = min(final_len, size)", "used_in_the_end = final_len")],
-)  # fmt: skip
+)
 answers.wrong(
     "the holes are sorted where they are", task=2,
     edits=[("    sizes = [size for _, size in holes]\n",
             "    holes.sort()\n    sizes = [size for _, size in holes]\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the sequences are used up", task=2,
     edits=[("    for size, num_tokens, final_len in sequences:\n",
             "    sequences = sequences if isinstance(sequences, list) else list(sequences)\n"
             "    while sequences:\n        size, num_tokens, final_len = sequences.pop()\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the sequences are gone through twice", task=2,
     edits=[("        used += num_tokens\n", ""),
            ("    sizes = [size for _, size in holes]\n",
             "    used = sum(num_tokens for _, num_tokens, _ in sequences)\n"
             "    sizes = [size for _, size in holes]\n")],
-)  # fmt: skip
+)
 
 # -- task 3: reserve ------------------------------------------------------------------------------------
 
@@ -111,92 +111,92 @@ answers.wrong(
     "a hole of the exact size is passed over", task=3,
     mistake="a hole of exactly the right size was passed over",
     edits=[("            if hole_size >= size:", "            if hole_size > size:")],
-)  # fmt: skip
+)
 answers.wrong(
     "a hole of 0 slots stays", task=3, mistake="a hole of 0 slots was left behind",
     edits=[("[rest] if hole_size > size else []", "[rest]")],
-)  # fmt: skip
+)
 answers.wrong(
     "from the right end of the hole", task=3,
     mistake="the slots were taken from the right end of the hole",
     edits=[("rest = (start + size, hole_size - size)",
             "rest = (start, hole_size - size); start += hole_size - size")],
-)  # fmt: skip
+)
 answers.wrong(
     "enough in all is enough", task=4,
     edits=[("            if hole_size >= size:", "            if self.num_free >= size:")],
-)  # fmt: skip
+)
 answers.wrong(
     "the reservation is not written down", task=3,
     edits=[("                self._sizes[start] = size\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "the wrong size is written down", task=3,
     edits=[("                self._sizes[start] = size\n",
             "                self._sizes[start] = hole_size\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "no slots are a reservation too", task=3,
     edits=[('        if size < 1:\n            raise ValueError(f"cannot reserve {size} slots")\n'
             "        for index", "        for index")],
-)  # fmt: skip
+)
 answers.wrong(
     "an error where the request should wait", task=3,
     edits=[("        # None and not an error: nobody made a mistake, the request just has to wait.\n"
             "        return None\n", '        raise ValueError(f"no hole of {size} slots")\n')],
-)  # fmt: skip
+)
 answers.wrong(
     "best fit", task=4,
     mistake="a later hole was taken although an earlier one is long enough: that is not first fit (reserve)",
     edits=[("in enumerate(self._holes):\n",
             "in sorted(enumerate(self._holes), key=lambda entry: entry[1][1]):\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last hole that fits", task=4,
     edits=[("in enumerate(self._holes):\n", "in reversed(list(enumerate(self._holes))):\n")],
-)  # fmt: skip
+)
 
 # -- task 4: release ------------------------------------------------------------------------------------
 
 answers.wrong(
     "holes are never joined", task=4, mistake="two holes that touch were not joined",
     edits=[("[hole for hole in self._holes if sum(hole) == start or hole[0] == end]", "[]")],
-)  # fmt: skip
+)
 answers.wrong(
     "joined with the left neighbour only", task=4, mistake="two holes that touch were not joined",
     edits=[("if sum(hole) == start or hole[0] == end]", "if sum(hole) == start]")],
-)  # fmt: skip
+)
 answers.wrong(
     "joined with the right neighbour only", task=4, mistake="two holes that touch were not joined",
     edits=[("if sum(hole) == start or hole[0] == end]", "if hole[0] == end]")],
-)  # fmt: skip
+)
 answers.wrong(
     "one neighbour at a time", task=4, mistake="two holes that touch were not joined",
     edits=[("if sum(hole) == start or hole[0] == end]:", "if sum(hole) == start or hole[0] == end][:1]:")],
-)  # fmt: skip
+)
 answers.wrong(
     "the new hole goes to the end of the list", task=4,
     mistake="the holes are not in the order of their first slots",
     edits=[("insort(self._holes, (start, end - start))", "self._holes.append((start, end - start))")],
-)  # fmt: skip
+)
 answers.wrong(
     "the old holes stay in the list", task=4, mistake="slots belong to two at once",
     edits=[("            self._holes.remove(hole)\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "releasing twice is fine", task=4,
     edits=[('            raise ValueError(f"no reservation begins at slot {start}")\n'
             "        end =", "            return\n        end =")],
-)  # fmt: skip
+)
 answers.wrong(
     "the slots are forgotten", task=4,
     mistake="slots belong neither to a hole nor to a reservation: they are lost",
     edits=[("        insort(self._holes, (start, end - start))\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "the reservation stays in the books", task=4,
     edits=[("end = start + self._sizes.pop(start)", "end = start + self._sizes[start]")],
-)  # fmt: skip
+)
 
 # -- task 5: Buddy --------------------------------------------------------------------------------------
 
@@ -204,61 +204,61 @@ answers.wrong(
     "the largest chunk is halved", task=5,
     mistake="a larger chunk was halved although a smaller one suffices",
     edits=[("chunk = min(fitting)", "chunk = max(fitting)")],
-)  # fmt: skip
+)
 answers.wrong(
     "the right half is kept", task=5, mistake="the right half was kept, not the left one",
     edits=[("            self._free[chunk].add(start + chunk)\n",
             "            self._free[chunk].add(start)\n            start += chunk\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the rightmost of several chunks", task=5,
     edits=[("start = min(self._free[chunk])", "start = max(self._free[chunk])")],
-)  # fmt: skip
+)
 answers.wrong(
     "a size without chunks is taken for one with", task=5,
     edits=[("if starts and chunk >= wanted]", "if chunk >= wanted]")],
-)  # fmt: skip
+)
 answers.wrong(
     "the size asked for is written down, not the chunk's", task=5,
     mistake="the chunk is 4 slots, not the 3 that were asked for",
     edits=[("self._sizes[start] = wanted", "self._sizes[start] = size")],
-)  # fmt: skip
+)
 answers.wrong(
     "halves are not kept", task=5,
     mistake="slots belong neither to a hole nor to a reservation: they are lost",
     edits=[("            self._free[chunk].add(start + chunk)\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "halved once only", task=5,
     edits=[("while chunk > wanted:", "if chunk > wanted:")],
-)  # fmt: skip
+)
 answers.wrong(
     "joined with whatever lies to the right", task=5,
     mistake="a chunk was joined with a neighbour that is not its buddy",
     edits=[("while (buddy := start ^ chunk) in", "while (buddy := start + chunk) in")],
-)  # fmt: skip
+)
 answers.wrong(
     "joined once only", task=5, mistake="two holes that touch were not joined",
     edits=[("while (buddy := start ^ chunk) in", "if (buddy := start ^ chunk) in")],
-)  # fmt: skip
+)
 answers.wrong(
     "never joined", task=5, mistake="two holes that touch were not joined",
     edits=[("while (buddy := start ^ chunk) in", "while (buddy := -1) in")],
-)  # fmt: skip
+)
 answers.wrong(
     "the joined chunk begins at the right half", task=5,
     edits=[("start, chunk = min(start, buddy), 2 * chunk", "start, chunk = max(start, buddy), 2 * chunk")],
-)  # fmt: skip
+)
 answers.wrong(
     "a chunk can be released twice", task=5,
     edits=[('            raise ValueError(f"no reservation begins at slot {start}")\n'
             "        chunk =", "            return\n        chunk =")],
-)  # fmt: skip
+)
 answers.wrong(
     "a chunk of no slots", task=5,
     edits=[('        if size < 1:\n            raise ValueError(f"cannot reserve {size} slots")\n'
             "        wanted", "        wanted")],
-)  # fmt: skip
+)
 
 # -- task 6: find_leaks ---------------------------------------------------------------------------------
 
@@ -266,70 +266,70 @@ answers.wrong(
     "only what is in the books is looked at", task=6,
     mistake="an id that somebody holds, but the books do not know, was overlooked",
     edits=[("sorted({*ref_counts, *uses})", "sorted(ref_counts)")],
-)  # fmt: skip
+)
 answers.wrong(
     "an id held by two sequences counts once", task=6,
     mistake="an id that two sequences hold was counted once",
     edits=[("Counter(chain.from_iterable(holders))", "Counter(set(chain.from_iterable(holders)))")],
-)  # fmt: skip
+)
 answers.wrong(
     "only leaks, not what was freed too early", task=6,
     edits=[("if difference != 0}", "if difference > 0}")],
-)  # fmt: skip
+)
 answers.wrong(
     "everything is listed", task=6, mistake="ids without a difference are not listed",
     edits=[(" for key, difference in differences.items() if difference != 0}",
             " for key, difference in differences.items()}")],
-)  # fmt: skip
+)
 answers.wrong(
     "holders minus books", task=6,
     edits=[("ref_counts.get(key, 0) - uses[key]", "uses[key] - ref_counts.get(key, 0)")],
-)  # fmt: skip
+)
 answers.wrong(
     "an unknown id is a KeyError", task=6,
     edits=[("ref_counts.get(key, 0)", "ref_counts[key]")],
-)  # fmt: skip
+)
 answers.wrong(
     "what is held must be lists", task=6,
     edits=[("Counter(chain.from_iterable(holders))", "Counter(sum(holders, []))")],
-)  # fmt: skip
+)
 answers.wrong(
     "the holders are gone through twice", task=6,
     mistake="an id that somebody holds, but the books do not know, was overlooked",
     edits=[("sorted({*ref_counts, *uses})", "sorted({*ref_counts, *chain.from_iterable(holders)})")],
-)  # fmt: skip
+)
 answers.wrong(
     "the books are changed while they are compared", task=6,
     edits=[("    differences = {key: ref_counts.get(key, 0) - uses[key]",
             "    ref_counts.update({key: ref_counts.get(key, 0) for key in uses})\n"
             "    differences = {key: ref_counts.get(key, 0) - uses[key]")],
-)  # fmt: skip
+)
 
 # -- task 7: compact ------------------------------------------------------------------------------------
 
 answers.wrong(
     "moved in the order in which they are listed", task=7,
     edits=[("in sorted(reservations.items()):", "in reservations.items():")],
-)  # fmt: skip
+)
 answers.wrong(
     "what is in its place is moved too", task=7,
     edits=[("        if start != packed:\n", "        if True:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the right plan, carried out backwards", task=7,
     mistake="a move wrote on slots that a later move still had to read, or that stay",
     edits=[("    return moves\n", "    return moves[::-1]\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the plan is carried out in the books", task=7,
     edits=[("            moves.append((start, packed, size))\n",
             "            moves.append((start, packed, size))\n"
             "            reservations[packed] = reservations.pop(start)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "packed by the holes, not by the reservations", task=7,
     edits=[("        packed += size\n", "        packed = start + size\n")],
-)  # fmt: skip
+)
 
 # -- right answers: other designs -----------------------------------------------------------------------
 
@@ -514,7 +514,7 @@ answers.right(
          "                joined.append((first, size))\n"
          "        self._holes = joined\n"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "holes are what reservations leave over", edits=[
         ("        return list(self._holes)\n",
@@ -534,7 +534,7 @@ answers.right(
          "            start, end = min(start, hole[0]), max(end, sum(hole))\n", ""),
         ("        insort(self._holes, (start, end - start))\n", ""),
     ],
-)  # fmt: skip
+)
 answers.right(
     "buddies by recursion", edits=[
         ("        while (buddy := start ^ chunk) in self._free[chunk]:\n"
@@ -551,7 +551,7 @@ answers.right(
          "            self._free[chunk].discard(buddy)\n"
          "            self._give_back(start if is_left else buddy, 2 * chunk)\n"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "moves recorded by who moves how far", edits=[
         ("    moves = []\n    packed = 0\n", "    moves = []\n    packed = gap = end = 0\n"),
@@ -559,7 +559,7 @@ answers.right(
          "        gap += start - end\n        end = start + size\n"
          "        if gap:\n            moves.append((start, start - gap, size))\n"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "the account by subtraction", edits=[
         ("        reserved += used_in_the_end - num_tokens\n", "        internal += size\n"),
@@ -568,4 +568,4 @@ answers.right(
         ("    sizes = [size for _, size in holes]\n",
          "    reserved -= used\n    sizes = [size for _, size in holes]\n"),
     ],
-)  # fmt: skip
+)

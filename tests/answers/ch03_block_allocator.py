@@ -29,29 +29,29 @@ LAST_USER = """            if self._ref_counts[block_id] == 0:
 answers.wrong(
     "block 0 is reserved, as a null block", task=1, mistake=KEPT_BACK,
     edits=[("fromkeys(range(num_blocks))", "fromkeys(range(1, num_blocks))")],
-)  # fmt: skip
+)
 answers.wrong(
     "a pool of no blocks is made", task=1,
     edits=[("if num_blocks < 1:", "if num_blocks < 0:")],
-)  # fmt: skip
+)
 answers.wrong(
     "block -1 is the last one", task=1, mistake="a negative id was taken for one counted from the end",
     edits=[("if not 0 <= block_id < self.num_blocks:", "if block_id >= self.num_blocks:")],
-)  # fmt: skip
+)
 answers.wrong(
     "block N is known", task=1,
     edits=[
         ("if not 0 <= block_id < self.num_blocks:", "if not 0 <= block_id <= self.num_blocks:"),
         ("[0] * num_blocks\n", "[0] * (num_blocks + 1)\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "free_blocks gives its own list away", task=1,
     edits=[
         ("return list(self._free_queue)", "return self._list"),
         ("self._on_reuse = on_reuse\n", "self._on_reuse = on_reuse\n        self._list = list(range(num_blocks))\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "the queue belongs to the class, not to the pool", task=1,
     edits=[
@@ -60,7 +60,7 @@ answers.wrong(
             "BlockAllocator._free_queue = OrderedDict.fromkeys(range(num_blocks))",
         )
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "takes until there is none", task=2, mistake=LOST,
     edits=[
@@ -72,29 +72,29 @@ answers.wrong(
             "            taken.append(self._take_head())\n        return taken\n",
         )
     ],
-)  # fmt: skip
+)
 answers.wrong("refuses the last block", task=2, edits=[("if n > self.num_free:", "if n >= self.num_free:")])
 answers.wrong("takes from the tail", task=2, edits=[("popitem(last=False)", "popitem()")])
 answers.wrong(
     "does not refuse a negative number", task=2,
     edits=[("        if n < 0:\n            raise ValueError(f\"cannot allocate {n} blocks\")\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "says what is free, not what was asked", task=2,
     edits=[("OutOfBlocks(needed=n, free=self.num_free,", "OutOfBlocks(needed=1, free=self.num_free,")],
-)  # fmt: skip
+)
 answers.wrong(
     "never reports a reused block", task=2,
     edits=[("        if self._on_reuse is not None:\n            self._on_reuse(block_id)\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "calls on_reuse even if it is None", task=2,
     edits=[("        if self._on_reuse is not None:\n            self._on_reuse(block_id)\n", "        self._on_reuse(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "gives the new block no user", task=2,
     edits=[("popitem(last=False)\n        self._ref_counts[block_id] = 1\n", "popitem(last=False)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "freed blocks go to the head", task=3, mistake=TO_THE_HEAD,
     edits=[
@@ -103,7 +103,7 @@ answers.wrong(
             "                self._free_queue[block_id] = None\n                self._free_queue.move_to_end(block_id, last=False)\n",
         )
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "free blocks are kept in id order", task=3,
     edits=[
@@ -112,19 +112,19 @@ answers.wrong(
             "                self._free_queue = OrderedDict.fromkeys(sorted([*self._free_queue, block_id]))\n",
         )
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "a double free goes below zero", task=3,
     edits=[("            if self.ref_count(block_id) < times:\n", "            if self.ref_count(block_id) > 99:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "forgets to put the block back: a leak", task=3, mistake=NEVER_FREED,
     edits=[(LAST_USER, "")],
-)  # fmt: skip
+)
 answers.wrong(
     "one user's free is everybody's", task=4, mistake=STILL_USED,
     edits=[(LAST_USER, "            self._free_queue[block_id] = None\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a shared block is never free again", task=4, mistake=NEVER_FREED,
     edits=[
@@ -132,22 +132,22 @@ answers.wrong(
         ("self._on_reuse = on_reuse\n", "self._on_reuse = on_reuse\n        self._shared: set[int] = set()\n"),
         ("        self._ref_counts[block_id] += 1\n", "        self._ref_counts[block_id] += 1\n        self._shared.add(block_id)\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "shares a free block", task=4,
     edits=[("        if self.ref_count(block_id) == 0:\n            raise", "        if self.ref_count(block_id) < 0:\n            raise")],
-)  # fmt: skip
+)
 answers.wrong(
     "revives a block in use", task=5,
     edits=[
         ("        if self.ref_count(block_id) != 0:\n", "        if self.ref_count(block_id) < 0:\n"),
         ("        del self._free_queue[block_id]", "        self._free_queue.pop(block_id, None)"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "revive leaves the block in the queue", task=5,
     edits=[("        del self._free_queue[block_id]  # O(1)", "        pass  # O(1)")],
-)  # fmt: skip
+)
 answers.wrong(
     "revive reports the block as reused", task=5,
     mistake="revive reported the block to on_reuse, although its content is kept",
@@ -157,11 +157,11 @@ answers.wrong(
             "before it\n        self._ref_counts[block_id] = 1\n        if self._on_reuse:\n            self._on_reuse(block_id)\n",
         )
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "revive takes the head", task=5, mistake="revive took the head of the queue, not the block that was asked for",
     edits=[("        del self._free_queue[block_id]  # O(1)", "        block_id = self._free_queue.popitem(last=False)[0]  # O(1)")],
-)  # fmt: skip
+)
 answers.wrong(
     "frees until an entry is wrong", task=6, mistake=PARTLY,
     edits=[
@@ -169,45 +169,45 @@ answers.wrong(
         (FREE_ALL, FREE_ALL.replace("            self", "            if self.ref_count(block_id) == 0:\n"
          "                raise ValueError(f'double free of {block_id}')\n            self", 1)),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "checks each entry alone", task=6, mistake=TWICE,
     edits=[("if self.ref_count(block_id) < times:", "if self.ref_count(block_id) < 1:")],
-)  # fmt: skip
+)
 answers.wrong(
     "a list is a set", task=6,
     edits=[("        block_ids = list(block_ids)", "        block_ids = sorted(set(block_ids))")],
-)  # fmt: skip
+)
 answers.wrong(
     "goes through an iterator twice", task=6,
     mistake="the blocks were gone through twice, and an iterator is empty the second time",
     edits=[("        block_ids = list(block_ids)  # it is gone through twice, and an iterator lasts for once\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "empties the caller's list", task=6, mistake="the list that was passed in was emptied: it is the caller's",
     edits=[("        for block_id in block_ids:\n            self._ref_counts[block_id] -= 1\n",
             "        while block_ids:\n            block_id = block_ids.pop(0)\n            self._ref_counts[block_id] -= 1\n"),
            ("        block_ids = list(block_ids)  # it", "        block_ids = block_ids if isinstance(block_ids, list) else list(block_ids)  # it")],
-)  # fmt: skip
+)
 answers.wrong(
     "sorts the caller's list", task=6,
     edits=[("        for block_id in block_ids:\n            self._ref_counts[block_id] -= 1\n",
             "        given = list(block_ids)\n        block_ids.sort()\n        for block_id in given:\n"
             "            self._ref_counts[block_id] -= 1\n"),
            ("        block_ids = list(block_ids)  # it", "        block_ids = block_ids if isinstance(block_ids, list) else list(block_ids)  # it")],
-)  # fmt: skip
+)
 answers.wrong(
     "does not say which block", task=6,
     edits=[('f"double free: block {block_id} has {users} user(s), freed {times} time(s)"', '"a double free"')],
-)  # fmt: skip
+)
 answers.wrong(
     "reports a freed block as reused", task=4,
     edits=[(LAST_USER, LAST_USER + "                if self._on_reuse:\n                    self._on_reuse(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "reports a shared block as reused", task=4,
     edits=[("        self._ref_counts[block_id] += 1\n", "        self._ref_counts[block_id] += 1\n        if self._on_reuse:\n            self._on_reuse(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a counter of free blocks that revive forgets", task=6,
     edits=[
@@ -217,19 +217,19 @@ answers.wrong(
         ("popitem(last=False)\n", "popitem(last=False)\n        self._num_free -= 1\n"),
         ("                self._free_queue[block_id] = None\n", "                self._free_queue[block_id] = None\n                self._num_free += 1\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "frees in reverse", task=6,
     edits=[("        for block_id in block_ids:\n            self._ref", "        for block_id in reversed(block_ids):\n            self._ref")],
-)  # fmt: skip
+)
 answers.wrong(
     "the linked queue forgets one of two neighbours", task=7,
     edits=[("self._after[left], self._before[right] = right, left", "self._after[left] = right")],
-)  # fmt: skip
+)
 answers.wrong(
     "the linked queue removes what is not there", task=7,
     edits=[("        if not 0 <= block_id < self._end or not self._is_in[block_id]:\n", "        if False:\n")],
-)  # fmt: skip
+)
 
 answers.right(
     "a deque, with revive by rebuilding",
@@ -490,4 +490,4 @@ answers.right(
          "        self._ref_counts[block_id] -= 1\n        if self._ref_counts[block_id] == 0:\n"
          "            self._free_queue[block_id] = None\n"),
     ],
-)  # fmt: skip
+)

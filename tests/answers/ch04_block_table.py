@@ -74,7 +74,7 @@ answers.wrong(
 answers.wrong(
     "math.ceil of a float", task=1, mistake=BY_FLOAT,
     edits=[(ROUND_UP, "import math\n\n    return math.ceil(num_tokens / block_size)")],
-)  # fmt: skip
+)
 answers.wrong("rounds to the nearest", task=1, edits=[(ROUND_UP, "return round(num_tokens / block_size)")])
 answers.wrong(
     "a number with a point", task=1, edits=[(ROUND_UP, "return -(-num_tokens // block_size) * 1.0")]
@@ -93,38 +93,38 @@ answers.wrong("the slot is the position", task=2, mistake=NOT_LOOKED_UP, edits=[
 answers.wrong(
     "divides by the number of blocks", task=2, mistake=WRONG_NUMBER,
     edits=[(SLOT, "return self.block_ids[position // len(self.block_ids)] * self.block_size + position % self.block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "divides by the size of the pool", task=2, mistake=WRONG_NUMBER,
     edits=[(SLOT, "n = self.allocator.num_blocks\n        return self.block_ids[position // n] * self.block_size + position % n")],
-)  # fmt: skip
+)
 answers.wrong(
     "does not multiply", task=2, mistake=NOT_MULTIPLIED,
     edits=[(SLOT, "return self.block_ids[position // self.block_size] + position % self.block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "exchanges block and offset", task=2, mistake=SWAPPED,
     edits=[
         (OUTSIDE, OUTSIDE + "        block, offset = position % self.block_size, position // self.block_size\n"),
         (SLOT, "return self.block_ids[min(block, len(self.block_ids) - 1)] * self.block_size + offset"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "every slot of its blocks will do", task=2, mistake=ROOM_IS_NO_TOKEN,
     edits=[(OUTSIDE, OUTSIDE.replace("self.num_tokens:", "len(self.block_ids) * self.block_size:"))],
-)  # fmt: skip
+)
 answers.wrong(
     "the position after the last token is in", task=2, mistake=ROOM_IS_NO_TOKEN,
     edits=[(OUTSIDE, OUTSIDE.replace("position < self", "position <= self"))],
-)  # fmt: skip
+)
 answers.wrong(
     "negative positions count from the end", task=2, mistake=FROM_THE_END,
     edits=[(OUTSIDE, OUTSIDE.replace("not 0 <= position < self.num_tokens", "position >= self.num_tokens"))],
-)  # fmt: skip
+)
 answers.wrong(
     "an IndexError instead of a ValueError", task=2,
     edits=[(OUTSIDE, OUTSIDE.replace("raise ValueError", "raise IndexError"))],
-)  # fmt: skip
+)
 
 # -- task 3
 answers.wrong(
@@ -136,7 +136,7 @@ answers.wrong(
 answers.wrong(
     "in the order of the ids", task=3, mistake="freed in the order of the ids, not of the table",
     edits=[(FREE, FREE.replace("reversed(self.block_ids)", "sorted(self.block_ids, reverse=True)"))],
-)  # fmt: skip
+)
 answers.wrong("only forgets: a leak", task=3, mistake=NOT_GIVEN_BACK, edits=[(FREE, "")])
 answers.wrong(
     "keeps the list",
@@ -147,15 +147,15 @@ answers.wrong(
 answers.wrong(
     "keeps the number of tokens", task=3, mistake=STILL_HELD,
     edits=[("self.block_ids, self.num_tokens = [], 0", "self.block_ids = []")],
-)  # fmt: skip
+)
 answers.wrong(
     "frees only what is its own", task=3, mistake=NOT_GIVEN_BACK,
     edits=[(FREE, FREE.replace("reversed(self.block_ids)", "[b for b in reversed(self.block_ids) if self.allocator.ref_count(b) == 1]"))],
-)  # fmt: skip
+)
 answers.wrong(
     "frees until nobody uses the block", task=3, mistake="everybody's use of the block was dropped, not only this table's",
     edits=[(FREE, "        for block in reversed(self.block_ids):\n            while self.allocator.ref_count(block):\n                self.allocator.free(block)\n")],
-)  # fmt: skip
+)
 
 # -- task 4
 answers.wrong(
@@ -164,14 +164,14 @@ answers.wrong(
         (NEW_BLOCKS, "        new_blocks = end // self.block_size + 1 - len(self.block_ids)\n"),
         ("grown = blocks_for(self.num_tokens + num_tokens, self.block_size) -", "grown = (self.num_tokens + num_tokens) // self.block_size + 1 -"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "forgets the room in the last block", task=4, mistake=ROOM_FORGOTTEN,
     edits=[
         (NEW_BLOCKS, "        new_blocks = blocks_for(num_tokens, self.block_size)\n"),
         ("grown = blocks_for(self.num_tokens + num_tokens, self.block_size) - len(self.block_ids)", "grown = blocks_for(num_tokens, self.block_size)"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "takes block after block, and checks on the way", task=4, mistake=KEPT,
     edits=[
@@ -183,7 +183,7 @@ answers.wrong(
             "            self.block_ids.append(self.allocator.allocate())\n",
         ),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "gives blocks back after OutOfBlocks, in another order", task=4,
     edits=[
@@ -195,37 +195,37 @@ answers.wrong(
             "            new.append(self.allocator.allocate())\n        self.block_ids += new\n",
         ),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "counts the tokens first", task=4, mistake=COUNTED,
     edits=[
         ("        needed = self.blocks_needed(num_tokens)\n", "        needed = self.blocks_needed(num_tokens)\n        start = self.num_tokens\n        self.num_tokens += num_tokens\n"),
         ("        if needed > 0 and self._tail_is_shared():\n            copy =", "        self.num_tokens = start\n        if needed > 0 and self._tail_is_shared():\n            copy ="),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "the last free block is out of reach", task=4, edits=[(CHECK, CHECK.replace("needed >", "needed >="))]
 )
 answers.wrong(
     "slots as if it lay in one piece", task=4, mistake=NOT_LOOKED_UP,
     edits=[("return Append([ids[p // size] * size + p % size for p in range(first, end)], copies)", "return Append(list(range(first, end)), copies)")],
-)  # fmt: skip
+)
 answers.wrong(
     "the slots of all tokens", task=4,
     edits=[("for p in range(first, end)]", "for p in range(end)]")],
-)  # fmt: skip
+)
 answers.wrong(
     "OutOfBlocks says how many tokens", task=4,
     edits=[(CHECK, CHECK.replace("OutOfBlocks(needed,", "OutOfBlocks(num_tokens,"))],
-)  # fmt: skip
+)
 answers.wrong(
     "takes back a negative number of tokens", task=4,
     edits=[('        if num_tokens < 0:\n            raise ValueError(f"cannot append {num_tokens} tokens")\n', "")],
-)  # fmt: skip
+)
 answers.wrong(
     "asking takes the blocks", task=4,
     edits=[("        return grown + (num_tokens > 0", "        if 0 < grown <= self.allocator.num_free:\n            self.allocator.allocate_many(grown)\n        return grown + (num_tokens > 0")],
-)  # fmt: skip
+)
 answers.wrong(
     "all tables have one list", task=4, mistake=ONE_LIST,
     edits=[
@@ -233,34 +233,34 @@ answers.wrong(
         ("    def __init__(\n", "    block_ids: list[int] = []\n\n    def __init__(\n"),
         (TAKE, "        self.block_ids.extend(self.allocator.allocate_many(new_blocks))\n"),
     ],
-)  # fmt: skip
+)
 
 # -- task 5
 answers.wrong(
     "the child has the parent's list", task=5, mistake=ONE_LIST,
     edits=[(ADOPT, "        if num_tokens < self.num_tokens:\n    " + ADOPT.replace("\n    ", "\n        ").rstrip() + "\n            return child\n"
             "        self.copy_on_write.fork(self.block_ids)\n        child.block_ids, child.num_tokens = self.block_ids, num_tokens\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "counts nobody", task=5, mistake=NOT_A_USER,
     edits=[(ADOPT, "        child.adopt(self.block_ids[: blocks_for(num_tokens, self.block_size)], num_tokens)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "fork(0) is fork()", task=5, mistake=NONE_AND_ZERO,
     edits=[("num_tokens = self.num_tokens if num_tokens is None else num_tokens", "num_tokens = num_tokens or self.num_tokens")],
-)  # fmt: skip
+)
 answers.wrong(
     "shares all blocks, whatever was asked for", task=5, mistake=TOO_MANY_SHARED,
     edits=[(ADOPT, "        child.block_ids, child.num_tokens = self.copy_on_write.fork(self.block_ids), num_tokens\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "leaves the half-full block out", task=5, mistake=NOT_ROUNDED_UP,
     edits=[(ADOPT, "        blocks = self.block_ids[: num_tokens // self.block_size]\n        child.block_ids, child.num_tokens = self.copy_on_write.fork(blocks), num_tokens\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "takes blocks of its own, as if it copied", task=5,
     edits=[(ADOPT, "        child.adopt(self.allocator.allocate_many(blocks_for(num_tokens, self.block_size)), num_tokens)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "forks what is not there",
     task=5,
@@ -279,7 +279,7 @@ answers.wrong(
     "refuses after it has shared", task=5,
     edits=[(FORK_CHECK, "        self.copy_on_write.fork(self.block_ids[: max(0, blocks_for(num_tokens, self.block_size))])\n" + FORK_CHECK),
            (ADOPT, "        child.adopt(self.block_ids[: blocks_for(num_tokens, self.block_size)], num_tokens)\n")],
-)  # fmt: skip
+)
 
 # -- task 6
 TAIL = "return has_room and not self.copy_on_write.is_writable(self.block_ids[-1])"
@@ -287,33 +287,33 @@ answers.wrong("writes into the shared tail", task=6, mistake=NOT_COPIED, edits=[
 answers.wrong(
     "copies a full block", task=6, mistake=FULL_COPIED,
     edits=[("has_room = self.num_tokens % self.block_size != 0", "has_room = bool(self.block_ids)")],
-)  # fmt: skip
+)
 answers.wrong(
     "copies when nothing is appended", task=6, mistake=COPY_FOR_NOTHING,
     edits=[
         (COPY, COPY.replace("needed > 0 and ", "")),
         ("return grown + (num_tokens > 0 and self._tail_is_shared())", "return grown + self._tail_is_shared()"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "does not count the block for the copy", task=6, mistake=COPY_NOT_COUNTED,
     edits=[("return grown + (num_tokens > 0 and self._tail_is_shared())", "return grown")],
-)  # fmt: skip
+)
 answers.wrong(
     "copies before it checks", task=6, mistake=KEPT,
     edits=[(CHECK + "        copies = []\n" + COPY, "        copies = []\n" + COPY + CHECK)],
-)  # fmt: skip
+)
 answers.wrong(
     "the shared block is not given up", task=6, mistake=NOT_GIVEN_UP,
     edits=[(COPY, """        if num_tokens > 0 and self._tail_is_shared():
             copies = [(self.block_ids[-1], self.allocator.allocate())]
             self.block_ids[-1] = copies[0][1]
 """)],
-)  # fmt: skip
+)
 answers.wrong(
     "src and dst exchanged", task=6, mistake=EXCHANGED,
     edits=[("copies = [copy] if copy else []", "copies = [copy[::-1]] if copy else []")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last owner copies too", task=6, mistake=LAST_OWNER_COPIES,
     edits=[
@@ -326,38 +326,38 @@ answers.wrong(
             self.was_forked = False
 """),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "only a child copies, and the parent writes in place", task=6, mistake=NOT_COPIED,
     edits=[
         ("        return child\n", "        child.is_child = True\n        return child\n"),
         (TAIL, "return has_room and getattr(self, 'is_child', False) and not self.copy_on_write.is_writable(self.block_ids[-1])"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "copies at the fork, not at the write", task=6,
     edits=[
         ("        return child\n", "        if child._tail_is_shared():\n            child.copy_on_write.make_writable(child.block_ids, len(child.block_ids) - 1)\n        return child\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "copies every shared block", task=6,
     edits=[(COPY, """        if num_tokens > 0 and self._tail_is_shared():
             made = [self.copy_on_write.make_writable(self.block_ids, index) for index in range(len(self.block_ids))]
             copies = [copy for copy in made if copy]
 """)],
-)  # fmt: skip
+)
 answers.wrong(
     "the copy is one of the new blocks, and not in the list of copies", task=6, mistake=NOT_COPIED,
     edits=[("copies = [copy] if copy else []", "copies = []")],
-)  # fmt: skip
+)
 answers.wrong(
     "the new blocks come before the copy", task=6,
     edits=[
         (COPY, ""),
         ("        self.num_tokens = end\n", COPY.replace("len(self.block_ids) - 1", "first // self.block_size").replace("self._tail_is_shared()", "first % self.block_size and not self.copy_on_write.is_writable(self.block_ids[first // self.block_size])") + "        self.num_tokens = end\n"),
     ],
-)  # fmt: skip
+)
 
 # -- task 7
 answers.wrong(
@@ -375,27 +375,27 @@ answers.wrong(
 answers.wrong(
     "gives the half-full block up", task=7, mistake=NOT_ROUNDED_UP,
     edits=[("num_kept = blocks_for(num_tokens, self.block_size)", "num_kept = num_tokens // self.block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "keeps one block in reserve", task=7, mistake=TOO_EARLY,
     edits=[("num_kept = blocks_for(num_tokens, self.block_size)", "num_kept = num_tokens // self.block_size + 1")],
-)  # fmt: skip
+)
 answers.wrong("forgets to forget", task=7, edits=[("        del self.block_ids[num_kept:]\n", "")])
 answers.wrong(
     "truncate may grow", task=7,
     edits=[('        if not 0 <= num_tokens <= self.num_tokens:\n            raise ValueError(f"cannot keep', '        if num_tokens < 0:\n            raise ValueError(f"cannot keep')],
-)  # fmt: skip
+)
 answers.wrong(
     "takes the number for how many to take back", task=7,
     edits=[("        num_kept = blocks_for", "        num_tokens = self.num_tokens - num_tokens\n        num_kept = blocks_for")],
-)  # fmt: skip
+)
 answers.wrong(
     "whether the tail is shared is decided at the fork", task=7, mistake=NOT_COPIED,
     edits=[
         ("        return child\n", "        self.shares_tail = child.shares_tail = child.num_tokens % self.block_size != 0\n        return child\n"),
         ("return has_room and not", "return getattr(self, 'shares_tail', False) and has_room and not"),
     ],
-)  # fmt: skip
+)
 
 answers.right(
     "slots counted one by one, and the copy by hand",
@@ -580,7 +580,7 @@ answers.right(
         ("        return Append([ids", "        return type('Mine', (Append,), {})([ids"),
         (ROUND_UP, "return (num_tokens - 1) // block_size + 1"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "all slots from a generator, all blocks in one allocation, no helper",
     edits=[
@@ -598,4 +598,4 @@ answers.right(
         (SLOT, "block, offset = divmod(position, self.block_size)\n        return offset + self.block_size * self.block_ids[block]"),
         (GIVE_UP, "        for block in self.block_ids[num_kept:][::-1]:\n            self.allocator.free(block)\n"),
     ],
-)  # fmt: skip
+)

@@ -66,105 +66,105 @@ answers = Answers("ch05")
 answers.wrong("padding goes to the last slot", task=1, mistake=PADDING_LAST, edits=[
     (FILTER, ""),
     (STORE, "            cache.view(-1, *new.shape[1:])[slot_mapping] = new.to(cache.dtype)\n"),
-])  # fmt: skip
+])
 answers.wrong(
     "padding is sent to slot 0", task=1,
     edits=[(FILTER, "        slot_mapping = slot_mapping.clamp(min=0)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a step with padding is skipped", task=1, mistake=ALL_OR_NOTHING,
     edits=[(FILTER, "        if padding.any():\n            return\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the padding is cut off at the end, wherever it is", task=1,
     edits=[(FILTER, "        n = int((~padding).sum())\n        k, v, slot_mapping = k[:n], v[:n], slot_mapping[~padding]\n")],
-)  # fmt: skip
+)
 answers.wrong("everything goes to layer 0", task=1, mistake=LAYER_ZERO, edits=[
     (K_AND_V, "for cache, new in ((self.k[0], k), (self.v[0], v)):"),
-])  # fmt: skip
+])
 answers.wrong("everything goes to every layer", task=1, edits=[
     (K_AND_V, "for cache, new in [(c, n) for i in range(len(self.k)) for c, n in ((self.k[i], k), (self.v[i], v))]:"),
-])  # fmt: skip
+])
 answers.wrong("V is never written", task=1, edits=[(K_AND_V, "for cache, new in ((self.k[layer], k),):")])
 answers.wrong("K is stored twice", task=1, mistake=V_IS_K, edits=[
     (K_AND_V, "for cache, new in ((self.k[layer], k), (self.v[layer], k)):"),
-])  # fmt: skip
+])
 answers.wrong("writes to a copy", task=1, mistake=WRITES_A_COPY, edits=[
     (STORE, "            cache.flatten(0, 1)[slot_mapping].copy_(new)\n"),
-])  # fmt: skip
+])
 answers.wrong("block and offset are exchanged", task=1, mistake=SPLIT_WRONG, edits=[
     (STORE, "            N = cache.shape[0]\n            cache[slot_mapping % N, slot_mapping // N] = new.to(cache.dtype)\n"),
-])  # fmt: skip
+])
 answers.wrong("changes the caller's slot_mapping", task=1, mistake=CHANGED, edits=[
     (FILTER, "        given = slot_mapping\n" + FILTER + "        given.clamp_(min=0)\n"),
-])  # fmt: skip
+])
 answers.wrong("zeros the padding of the caller's k", task=1, mistake=CHANGED, edits=[
     (FILTER, "        k[padding] = 0\n" + FILTER),
-])  # fmt: skip
+])
 answers.wrong("does not convert", task=1, edits=[("new.to(cache.dtype))", "new)")])
 
 # -- task 2: copy ------------------------------------------------------------------------------------
 
 answers.wrong("a loop of copies", task=2, mistake=ONE_BY_ONE, edits=[
     (COPY_K + COPY_V, "            for s, d in copies:\n                self.k[:, d] = other.k[:, s]\n                self.v[:, d] = other.v[:, s]\n"),
-])  # fmt: skip
+])
 answers.wrong("source and destination exchanged", task=2, mistake=BACKWARDS, edits=[
     ("src, dst = (list(ids)", "dst, src = (list(ids)"),
-])  # fmt: skip
+])
 answers.wrong("only K is copied", task=2, edits=[(COPY_V, "")])
 answers.wrong("only the first layer is copied", task=2, edits=[
     (COPY_K, COPY_K.replace("[:, ", "[0, ")), (COPY_V, COPY_V.replace("[:, ", "[0, ")),
-])  # fmt: skip
+])
 answers.wrong("layers are taken for blocks", task=2, edits=[
     (COPY_K, COPY_K.replace("[:, ", "[")), (COPY_V, COPY_V.replace("[:, ", "[")),
-])  # fmt: skip
+])
 answers.wrong("empties the caller's list", task=2, mistake=CHANGED, edits=[(COPY_V, COPY_V + "            copies.clear()\n")])
 answers.wrong("an empty list is too many", task=2, edits=[("        if copies:\n", "        if True:\n")])
 answers.wrong("always copies within itself", task=2, edits=[
     (COPY_K, COPY_K.replace("other", "self")), (COPY_V, COPY_V.replace("other", "self")),
-])  # fmt: skip
+])
 
 # -- task 3: gather ----------------------------------------------------------------------------------
 
 answers.wrong("positions are taken for slots", task=3, mistake=TABLE_IGNORED, edits=[
     (GATHER, "    return cache.flatten(0, 1)[positions]\n"),
-])  # fmt: skip
+])
 answers.wrong("whole blocks come out", task=3, mistake=WHOLE_BLOCKS, edits=[
     (GATHER, "    return cache[block_table[: -(-context_len // block_size)]].flatten(0, 1)\n"),
-])  # fmt: skip
+])
 answers.wrong("the whole table is used as an index", task=3, edits=[
     (GATHER, "    return cache[block_table].flatten(0, 1)[:context_len]\n"),
-])  # fmt: skip
+])
 answers.wrong("blocks in order of their ids", task=3, mistake=SORTED_BLOCKS, edits=[
     (GATHER, "    block_table = block_table[: -(-context_len // block_size)].sort().values\n" + GATHER),
-])  # fmt: skip
+])
 answers.wrong("a last block that is not full is left out", task=3, edits=[
     (GATHER, "    return cache[block_table[: context_len // block_size]].flatten(0, 1)\n"),
-])  # fmt: skip
+])
 answers.wrong("one block too many where the last one is full", task=3, edits=[
     (GATHER, "    return cache[block_table[: context_len // block_size + 1]].flatten(0, 1)[:context_len]\n"),
-])  # fmt: skip
+])
 answers.wrong("replaces what the table holds past its end", task=3, mistake=CHANGED, edits=[
     (GATHER, "    block_table.clamp_(0, len(cache) - 1)\n" + GATHER),
-])  # fmt: skip
+])
 answers.wrong("a view where one block is enough", task=3, edits=[
     (GATHER, "    if context_len <= block_size:\n        return cache[int(block_table[0]), :context_len]\n" + GATHER),
-])  # fmt: skip
+])
 
 # -- task 4: the mask --------------------------------------------------------------------------------
 
 answers.wrong("the triangle of a prefill, always", task=4, mistake=FROM_ZERO, edits=[
     (QUERIES, "    query_positions = torch.arange(query_len)\n"),
-])  # fmt: skip
+])
 answers.wrong("strictly before", task=4, mistake=NOT_ITSELF, edits=[(COMPARE, COMPARE.replace("<=", "<"))])
 answers.wrong("True where it may not look", task=4, mistake=UPSIDE_DOWN, edits=[(COMPARE, COMPARE.replace("<=", ">"))])
 answers.wrong("numbers instead of bool", task=4, edits=[
     (COMPARE, "    return (torch.arange(context_len) <= query_positions[:, None]).float()\n"),
     ("~causal_mask(Q, K).to(q.device)", "causal_mask(Q, K).to(q.device) == 0"),
-])  # fmt: skip
+])
 answers.wrong("transposed", task=4, edits=[
     (COMPARE, "    return torch.arange(context_len)[:, None] <= query_positions\n"),
-])  # fmt: skip
+])
 
 # -- task 5: attention -------------------------------------------------------------------------------
 
@@ -174,24 +174,24 @@ answers.wrong("the usual scale", task=5, mistake=OWN_SCALE, edits=[(SCORES, SCOR
 answers.wrong("query heads dealt out in turn", task=5, mistake=ROUND_ROBIN, edits=[
     (VIEW, "    queries = q.float().reshape(Q, H // G, G, D).transpose(1, 2)\n"),
     (RESULT, RESULT.replace('"grqk,kgd->qgrd"', '"grqk,kgd->qrgd"')),
-])  # fmt: skip
+])
 answers.wrong("repeat instead of repeat_interleave", task=5, mistake=ROUND_ROBIN, edits=[
     (VIEW, "    k, v = k.repeat(1, H // G, 1), v.repeat(1, H // G, 1)\n    queries = q.float()[:, :, None]\n"),
-])  # fmt: skip
+])
 answers.wrong("one KV head for all", task=5, mistake=FIRST_HEAD, edits=[
     (VIEW, "    k, v = k[:, :1].expand(-1, G, -1), v[:, :1].expand(-1, G, -1)\n" + VIEW),
-])  # fmt: skip
+])
 answers.wrong("softmax over the queries", task=5, edits=[(SOFTMAX, SOFTMAX.replace("dim=-1", "dim=-2"))])
 answers.wrong("0 after the softmax", task=5, edits=[
     (MASK, ""),
     (SOFTMAX, SOFTMAX + "    weights = weights * causal_mask(Q, K).to(q.device)\n"),
-])  # fmt: skip
+])
 answers.wrong("masked with a number that is not small enough", task=5, edits=[
     (MASK, MASK.replace('float("-inf")', "-10.0")),
-])  # fmt: skip
+])
 answers.wrong("exp without the maximum", task=5, mistake=NO_MAXIMUM, edits=[
     (SOFTMAX, "    weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)\n"),
-])  # fmt: skip
+])
 for over, maximum in (
     ("everything", "scores.amax()"),
     ("the heads of a token", "scores.amax(dim=(0, 1, 3), keepdim=True)"),
@@ -200,16 +200,16 @@ for over, maximum in (
 ):
     answers.wrong(f"one maximum over {over}", task=5, mistake=ONE_MAXIMUM, edits=[
         (SOFTMAX, f"    weights = (scores - {maximum}).exp()\n    weights = weights / weights.sum(dim=-1, keepdim=True)\n"),
-    ])  # fmt: skip
+    ])
 answers.wrong("scales q in place", task=5, mistake=CHANGED, edits=[
     (VIEW, VIEW.replace("q.float()", "q.float().mul_(scale)")), (SCORES, SCORES.replace(" * scale", "")),
-])  # fmt: skip
+])
 answers.wrong("weighs the values in place", task=5, mistake=CHANGED, edits=[
     (RESULT, '    out = torch.einsum("grqk,kgd->qgrd", weights, v.float()).reshape(Q, H, D).to(q.dtype)\n    v.mul_(0)\n    return out\n'),
-])  # fmt: skip
+])
 answers.wrong("the result is written into q", task=5, mistake=CHANGED, edits=[
     (RESULT, RESULT.replace("return ", "return q.copy_(").rstrip() + ")\n"),
-])  # fmt: skip
+])
 answers.wrong("comes back in fp32", task=5, edits=[(RESULT, RESULT.replace(".to(q.dtype)", ""))])
 answers.wrong("K times weights", task=5, edits=[(RESULT, RESULT.replace("v.float()", "k.float()"))])
 
@@ -218,53 +218,53 @@ answers.wrong("K times weights", task=5, edits=[(RESULT, RESULT.replace("v.float
 answers.wrong("every sequence through the first table", task=6, edits=[
     (OF_SEQ, OF_SEQ.replace("[seq]", "[0]")),
     (OF_SEQ_V, OF_SEQ_V.replace("[seq]", "[0]")),
-])  # fmt: skip
+])
 answers.wrong("attends to the new tokens alone", task=6, mistake=ONLY_NEW, edits=[
     (PUT, "        out[start:end] = attend(q[start:end], k[-query_len:], v[-query_len:], scale)\n"),
-])  # fmt: skip
+])
 answers.wrong("reads to the end of the last block", task=6, mistake=READ_UNWRITTEN, edits=[
     (OF_SEQ, OF_SEQ.replace("context_len)", "-(-context_len // k_cache.shape[1]) * k_cache.shape[1])")),
     (OF_SEQ_V, OF_SEQ_V.replace("context_len)", "len(k))")),
     (PUT, "        k[context_len:] = 0  # they are given no weight, but 0 * NaN is NaN\n        causal = q.new_zeros(len(k) - context_len, *q.shape[1:])\n"
           "        out[start:end] = attend(torch.cat([q[start:end], causal]), k, v, scale)[:query_len]\n"),
-])  # fmt: skip
+])
 answers.wrong("a softmax over nothing", task=6, mistake=EMPTY_CONTEXT, edits=[
     (SKIP, "        if query_len == 0:\n            continue\n        if context_len == 0:\n            out[start:end] = float('nan')\n            continue\n"),
-])  # fmt: skip
+])
 answers.wrong("uninitialised rows for an empty context", task=6, edits=[
     ("    out = torch.zeros_like(q)\n", "    out = torch.full_like(q, 7.0)\n"),
-])  # fmt: skip
+])
 answers.wrong("more new tokens than context is let through", task=6, edits=[
     (REFUSE, "        query_len = min(query_len, context_len)\n        end = start + query_len\n"),
-])  # fmt: skip
+])
 answers.wrong("only the first sequence is checked", task=6, edits=[
     (REFUSE, REFUSE.replace("if query_len", "if seq == 0 and query_len")),
-])  # fmt: skip
+])
 answers.wrong("several new tokens without context are refused", task=6, edits=[
     (SKIP + REFUSE, REFUSE.replace("> context_len:", "> max(context_len, 1):") + SKIP),
-])  # fmt: skip
+])
 answers.wrong("the result is written into q, row by row", task=6, mistake=CHANGED, edits=[
     ("    out = torch.zeros_like(q)\n", "    out = q\n"),
     (SKIP, SKIP.replace("            continue", "            out[start:end] = 0\n            continue")),
-])  # fmt: skip
+])
 answers.wrong("replaces what the tables hold past their end", task=6, mistake=CHANGED, edits=[
     (LOOP, "    block_tables.clamp_(0, len(k_cache) - 1)\n" + LOOP),
-])  # fmt: skip
+])
 answers.wrong("NaN is cleared out of the cache", task=6, mistake=CHANGED, edits=[
     (LOOP, "    k_cache.nan_to_num_(), v_cache.nan_to_num_()\n" + LOOP),
-])  # fmt: skip
+])
 answers.wrong("one row per sequence", task=6, edits=[
     (PUT, "        out[end - 1] = attend(q[end - 1 : end], k, v, scale)[0]\n"),
-])  # fmt: skip
+])
 answers.wrong("row s belongs to sequence s", task=6, edits=[
     (LOOP, "    for seq in range(len(context_lens)):\n        start, end = seq, seq + 1\n"),
-])  # fmt: skip
+])
 answers.wrong("stops at the first sequence without context", task=6, edits=[
     (SKIP, SKIP.replace("continue", "break")),
-])  # fmt: skip
+])
 answers.wrong("an error that does not name the numbers", task=6, edits=[
     ('ValueError(f"sequence {seq} has {query_len} new tokens, but a context of {context_len}")', 'ValueError("too many")'),
-])  # fmt: skip
+])
 answers.wrong("does not take the plan", task=6, edits=[("    scale: float,\n    plan: object = None,\n", "    scale: float,\n")])
 answers.wrong("V is read from the cache of K", task=6, edits=[("v = gather_context(v_cache", "v = gather_context(k_cache")])
 
@@ -273,35 +273,35 @@ answers.wrong("V is read from the cache of K", task=6, edits=[("v = gather_conte
 answers.wrong("the sum is not rescaled", task=7, mistake=NOT_RESCALED, edits=[(TOTAL, TOTAL.replace(" * rescale", ""))])
 answers.wrong("the weighted sum is not rescaled", task=7, mistake=NOT_RESCALED, edits=[
     (WEIGHTED, WEIGHTED.replace(" * rescale[:, None]", "")),
-])  # fmt: skip
+])
 answers.wrong("no maximum at all", task=7, mistake=NO_MAXIMUM, edits=[
     (DIVIDE, "    scores = [(k_cache[block_table[i // block_size], i % block_size].float().repeat_interleave(H // G, dim=0) * q.float()).sum(-1) * scale for i in range(context_len)]\n"
              "    weights = torch.stack(scores, dim=1).exp()\n"
              "    return (weighted * torch.exp(maximum)[:, None] / weights.sum(dim=1)[:, None]).to(q.dtype)\n"),
-])  # fmt: skip
+])
 answers.wrong("the maximum starts at 0", task=7, edits=[
     ('maximum, total = torch.full((H,), float("-inf"), device=q.device),', "maximum, total = torch.zeros(H, device=q.device),"),
-])  # fmt: skip
+])
 answers.wrong("the maximum is that of the last block", task=7, edits=[
     (NEW_MAXIMUM, "    new_maximum = scores.amax(dim=-1)\n"),
-])  # fmt: skip
+])
 answers.wrong("the last block is read to its end", task=7, mistake=READ_UNWRITTEN, edits=[
     (LAST_BLOCK, "        num_tokens = block_size\n"),
-])  # fmt: skip
+])
 answers.wrong("running values in the dtype of the query", task=7, edits=[
     (FOLD, FOLD.replace("fold_block", "(x.to(q.dtype) for x in fold_block").rstrip() + ")\n"),
-])  # fmt: skip
+])
 answers.wrong("never divides", task=7, edits=[(DIVIDE, "    return weighted.to(q.dtype)\n")])
 answers.wrong("changes what it was given", task=7, edits=[
     (TOTAL, "    total.mul_(rescale).add_(weights.sum(dim=-1))\n"),
-])  # fmt: skip
+])
 answers.wrong("scales q in place, once for each block", task=7, mistake=CHANGED, edits=[
     ('        scores = torch.einsum("hd,nhd->hn", q.float(), k) * scale\n',
      '        scores = torch.einsum("hd,nhd->hn", q.mul_(scale) if index == 0 else q, k)\n'),
-])  # fmt: skip
+])
 answers.wrong("leaves the last block out if it is not full", task=7, edits=[
     ("range(-(-context_len // block_size))", "range(max(1, context_len // block_size))"),
-])  # fmt: skip
+])
 
 # -- right answers -----------------------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ def attend_by_block(q, k_cache, v_cache, block_table, context_len, scale):
         state = fold_block(*state, (q.float() * k).sum(-1, keepdim=True) * scale, v[None])
     return (state[2] / state[1][:, None]).to(q.dtype)
 """,
-)  # fmt: skip
+)
 answers.right(
     "whole blocks cut to length, tril, repeat_interleave and PyTorch's own attention",
     source=CACHE + """
@@ -463,7 +463,7 @@ def attend_by_block(q, k_cache, v_cache, block_table, context_len, scale):
         state, left = fold_block(*state, scores, values), left - n
     return (state[2] / state[1].unsqueeze(1)).to(q.dtype)
 """,
-)  # fmt: skip
+)
 answers.right(
     "all of it one matrix: every token of the pool is a column, and most are masked",
     source=CACHE + """
@@ -544,11 +544,11 @@ def attend_by_block(q, k_cache, v_cache, block_table, context_len, scale):
             state = fold_block(*state, scores, v)
     return (state[2] / state[1][:, None]).to(q.dtype)
 """,
-)  # fmt: skip
+)
 answers.right("the mask by tril, the write by index_put, bfloat16 all the way", edits=[
     (COMPARE, "    del query_positions\n    return torch.tril(torch.ones(query_len, context_len), context_len - query_len) > 0\n"),
     (STORE, "            cache.view(-1, *new.shape[1:])[slot_mapping] = new.to(cache.dtype)\n"),
     (VIEW, "    queries = q.reshape(Q, G, H // G, D)\n"),
     (SCORES, SCORES.replace("k.float()", "k")),
     (RESULT, '    return torch.einsum("grqk,kgd->qgrd", weights, v).reshape(Q, H, D)\n'),
-])  # fmt: skip
+])

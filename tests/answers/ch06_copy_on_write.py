@@ -60,37 +60,37 @@ answers.wrong(
 answers.wrong(
     "takes blocks of its own", task=1, mistake=COPIED_AT_FORK,
     edits=[(SHARE_ALL, ""), (NEW_LIST, "        return self.allocator.allocate_many(len(block_ids))\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "copies the last block at once, in case somebody writes", task=1, mistake=COPIED_AT_FORK,
     edits=[(SHARE_ALL + "        # Not", "        child = list(block_ids)\n        for block_id in block_ids[:-1]:\n" + SHARE + "        if child:\n            child[-1] = self.allocator.allocate()\n        return child\n        # Not")],
-)  # fmt: skip
+)
 answers.wrong(
     "shares the last block only", task=1, mistake="only the last block got a user more",
     edits=[(SHARE_ALL, SHARE_ALL.replace("in block_ids:", "in block_ids[-1:]:"))],
-)  # fmt: skip
+)
 answers.wrong(
     "shares a block only once", task=1, mistake="a block that is shared already got no user more",
     edits=[(SHARE_ALL, SHARE_ALL.replace("    self.allocator.share", "    if self.allocator.ref_count(block_id) == 1:\n                self.allocator.share"))],
-)  # fmt: skip
+)
 answers.wrong(
     "a user for the parent, and one for the child", task=1, mistake="users were counted twice",
     edits=[(SHARE_ALL, SHARE_ALL + SHARE)],
-)  # fmt: skip
+)
 answers.wrong(
     "sorts the blocks", task=1, mistake="the order of the blocks was lost",
     edits=[(NEW_LIST, "        return sorted(block_ids)\n")],
-)  # fmt: skip
+)
 answers.wrong("returns nothing", task=1, mistake="the child's list was not returned", edits=[(NEW_LIST, "")])
 answers.wrong("returns a tuple", task=1, edits=[(NEW_LIST, "        return tuple(block_ids)\n")])
 
 # -- task 2
 answers.wrong(
     "whatever is in use may be written", task=2, mistake=SHARED_WRITABLE, edits=[(ALONE, ALONE.replace("== 1", ">= 1"))]
-)  # fmt: skip
+)
 answers.wrong(
     "two owners are few enough", task=2, mistake=SHARED_WRITABLE, edits=[(ALONE, ALONE.replace("== 1", "<= 2"))]
-)  # fmt: skip
+)
 answers.wrong(
     "the caller is not counted",
     task=2,
@@ -105,7 +105,7 @@ answers.wrong(
         ("        self.allocator = allocator\n", "        self.allocator = allocator\n        self.seen_shared = set()\n"),
         (ALONE, "if self.allocator.ref_count(block_id) > 1:\n            self.seen_shared.add(block_id)\n        return block_id not in self.seen_shared"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "odd counts are mine", task=2, mistake=SHARED_WRITABLE, edits=[(ALONE, ALONE.replace("== 1", "% 2 == 1"))]
 )
@@ -115,19 +115,19 @@ answers.wrong("n times", task=3, mistake=ORIGINAL_COUNTED, edits=[(SAVED, SAVED.
 answers.wrong(
     "rounds up", task=3, mistake=TAIL_COUNTED,
     edits=[("output_len == 0 and prompt_len % block_size > 0", "prompt_len % block_size > 0")],
-)  # fmt: skip
+)
 answers.wrong(
     "rounds down, always", task=3, mistake=FORKED_FORGOTTEN,
     edits=[("output_len == 0 and prompt_len % block_size > 0", "False")],
-)  # fmt: skip
+)
 answers.wrong(
     "one block more whenever nothing is written", task=3,
     edits=[("output_len == 0 and prompt_len % block_size > 0", "output_len == 0")],
-)  # fmt: skip
+)
 answers.wrong(
     "counts all full blocks, of the output too", task=3, mistake=OUTPUT_COUNTED,
     edits=[("full = prompt_len // block_size", "full = (prompt_len + output_len) // block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "counts tokens",
     task=3,
@@ -143,7 +143,7 @@ answers.wrong(
 answers.wrong(
     "multiplies, then divides", task=3, mistake=ROUNDED_LATE,
     edits=[(SAVED, "return (n - 1) * prompt_len // block_size")],
-)  # fmt: skip
+)
 
 # -- task 4
 answers.wrong(
@@ -155,11 +155,11 @@ answers.wrong(
 answers.wrong("always copies", task=4, mistake=LAST_OWNER_COPIES, edits=[(WRITABLE, "")])
 answers.wrong(
     "gives up, then takes", task=4, mistake=GIVEN_UP_FIRST, edits=[(TAKE, GIVE_UP + TAKE), ("dst.\n" + GIVE_UP, "dst.\n")]
-)  # fmt: skip
+)
 answers.wrong("does not give up", task=4, mistake=NOT_GIVEN_UP, edits=[(GIVE_UP, "")])
 answers.wrong(
     "changes a list of its own", task=4, mistake=NOT_IN_LIST, edits=[(EXCHANGE, "        block_ids = [*block_ids[:index], dst, *block_ids[index + 1:]]\n")]
-)  # fmt: skip
+)
 answers.wrong(
     "returns dst, src",
     task=4,
@@ -175,56 +175,56 @@ answers.wrong(
 answers.wrong(
     "returns the fresh block alone", task=4, mistake="only the fresh block was returned, not the copy (src, dst)",
     edits=[("        return src, dst\n", "        return dst\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "always the last block", task=4, mistake=WRONG_PLACE,
     edits=[("        src = block_ids[index]\n", "        index = len(block_ids) - 1\n        src = block_ids[index]\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "index taken for a block's id", task=4, mistake=WRONG_PLACE,
     edits=[("        src = block_ids[index]\n", "        src, index = index, 0\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "appends the fresh block", task=4, mistake="the fresh block was appended, not put in its place",
     edits=[(EXCHANGE, "        block_ids.append(dst)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "frees it for everybody", task=4, mistake="the shared block lost all its users",
     edits=[(GIVE_UP, "        while self.allocator.ref_count(src):\n            self.allocator.free(src)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a copy onto itself for the last owner", task=4, mistake="a block is copied onto itself: there is nothing to copy",
     edits=[(WRITABLE, WRITABLE.replace("return None", "return src, src"))],
-)  # fmt: skip
+)
 answers.wrong(
     "tests the count, and gives up after an error", task=4,
     edits=[(TAKE, "        if self.allocator.num_free == 0:\n            return None\n" + TAKE)],
-)  # fmt: skip
+)
 answers.wrong(
     "only the child copies: whoever was forked", task=4, mistake=NOT_COPIED,
     edits=[(WRITABLE, "        if self.is_writable(src) or (index == 1 and getattr(self, 'first', True)):\n            self.first = False\n            return None\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "exchanges all shared blocks of the list", task=4,
     edits=[(EXCHANGE, EXCHANGE + "        for other, block in enumerate(block_ids):\n            if other != index and not self.is_writable(block) and self.allocator.num_free:\n                self.allocator.free(block)\n                block_ids[other] = self.allocator.allocate()\n")],
-)  # fmt: skip
+)
 
 # -- task 5
 answers.wrong("one after the other, unchecked", task=5, mistake=ONE_BY_ONE, edits=[(STEP_CHECK, "")])
 answers.wrong(
     "a block for every writer", task=5, mistake=LAST_COUNTED, edits=[(NEEDED, "sum(not cow.is_writable(block_ids[index]) for block_ids, index in writers)")]
-)  # fmt: skip
+)
 answers.wrong(
     "every writer's block has one who stays", task=5, mistake=ONE_BY_ONE, edits=[(NEEDED, "sum(w - 1 for w in num_writers.values())")]
-)  # fmt: skip
+)
 answers.wrong(
     "as many as there are owners", task=5,
     edits=[(NEEDED, "sum(allocator.ref_count(block_id) - 1 for block_id in num_writers)")],
-)  # fmt: skip
+)
 answers.wrong(
     "one copy for each block that is shared", task=5, mistake=ONE_BY_ONE,
     edits=[(NEEDED, "sum(allocator.ref_count(block_id) > 1 for block_id in num_writers)")],
-)  # fmt: skip
+)
 answers.wrong(
     "None among the copies",
     task=5,
@@ -234,7 +234,7 @@ answers.wrong(
     "in the order of the blocks", task=5,
     edits=[("return [copy for copy in copies if copy is not None]", "return sorted(copy for copy in copies if copy is not None)"),
            (COPIES, "copies = [cow.make_writable(block_ids, index) for block_ids, index in sorted(writers, key=lambda one: (one[1], one[0]))]")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last free block is out of reach",
     task=5,
@@ -249,7 +249,7 @@ answers.wrong(
             block_ids[index] = allocator.allocate()
             allocator.free(src)
             copies.append((src, block_ids[index]))""")],
-)  # fmt: skip
+)
 
 # -- task 6
 answers.wrong(
@@ -258,7 +258,7 @@ answers.wrong(
         ("        for branch in self.live():\n            is_hopeless", "        copies = [copy for branch in self.live() if self.best is None or self._scores[branch] > self.best[1] for copy in self._tables[branch].append(1).copies]\n        for branch in self.live():\n            is_hopeless"),
         (APPEND, "return copies"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "the leader is the best",
     task=6,
@@ -285,14 +285,14 @@ answers.wrong(
 answers.wrong(
     "the latest that ended is the best", task=6, mistake="a worse one replaced the best",
     edits=[(BETTER, "if True:"), (HOPELESS, HOPELESS.replace("is_hopeless = ", "is_hopeless = branch in ended or "))],
-)  # fmt: skip
+)
 answers.wrong(
     "an equal one replaces the best", task=6, mistake="an equal one replaced the best", edits=[(BETTER, BETTER.replace("> self", ">= self"))]
-)  # fmt: skip
+)
 answers.wrong(
     "branch 0 is a fork too", task=6, mistake="branch 0 was forked as well",
     edits=[("self._tables = {0: table} | {branch: table.fork() for branch in range(1, n)}", "self._tables = {branch: table.fork() for branch in range(n)}")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last log-probability is the score",
     task=6,
@@ -301,7 +301,7 @@ answers.wrong(
 answers.wrong(
     "in the order of `ended`", task=6, edits=[("for branch in sorted(ended):", "for branch in ended:")],
     mistake="of equals the lower branch is the best",
-)  # fmt: skip
+)
 
 # -- found by trying to break the grader: arguments changed, things shared, cases at the edge
 
@@ -393,7 +393,7 @@ answers.right(
         (WRITABLE, "        if not self.allocator.ref_count(src) > 1:\n            return None\n"),
         (SAVED, "return sum(full + is_tail_shared for _ in range(n)) - (full + is_tail_shared)"),
     ],
-)  # fmt: skip
+)
 
 answers.right(
     "looks before it takes, and takes back what went wrong",
@@ -486,7 +486,7 @@ class BestOf:
             copies.extend(table.append(1).copies)
         return copies
 ''',
-)  # fmt: skip
+)
 
 answers.right(
     "the step tried first, on numbers of users alone",
@@ -499,7 +499,7 @@ answers.right(
         needed += allocator.ref_count(block_id) - before > 1
 """),
     ],
-)  # fmt: skip
+)
 
 answers.right(
     "an exception undone: shares again what it gave up",
@@ -507,4 +507,4 @@ answers.right(
         (TAKE, "        self.allocator.free(src)\n        try:\n            dst = self.allocator.allocate()\n        except OutOfBlocks:\n            self.allocator.share(src)\n            raise\n"),
         ("dst.\n" + GIVE_UP, "dst.\n"),
     ],
-)  # fmt: skip
+)

@@ -84,7 +84,7 @@ answers.wrong("a dict's items, as a list", task=1, edits=[(TAGGED, "return [(dom
 answers.wrong(
     "the adapter first", task=1, mistake="the salt stands first",
     edits=[('(("cache_salt", cache_salt), ("adapter", adapter))', '(("adapter", adapter), ("cache_salt", cache_salt))')],
-)  # fmt: skip
+)
 
 # -- task 2
 answers.wrong("same tokens, same key", task=2, mistake=NO_PARENT, edits=[(PARENT, "digest = hashlib.sha256()")])
@@ -96,28 +96,28 @@ answers.wrong("tokens of four bytes", task=2, edits=[(TOKENS, 'tokens = b"".join
 answers.wrong(
     "Python's hash", task=2, mistake=WEAK,
     edits=[(TOKENS, "tokens = hash((parent, tuple(token_ids), extra)).to_bytes(8, 'little', signed=True)")],
-)  # fmt: skip
+)
 answers.wrong("the digest as text", task=2, edits=[("    return digest.digest()", "    return digest.hexdigest()")])
 answers.wrong("only half of the digest", task=2, edits=[("    return digest.digest()", "    return digest.digest()[:16]")])
 answers.wrong(
     "only the values of the extra keys", task=2, mistake=NO_EXTRA,
     edits=[("json.dumps(extra)", "json.dumps([value for _, value in extra])")],
-)  # fmt: skip
+)
 answers.wrong(
     "the extra keys run together", task=2, mistake=UNQUOTED,
     edits=[("json.dumps(extra)", '"".join(domain + value for domain, value in extra)')],
-)  # fmt: skip
+)
 answers.wrong(
     "quotes without escapes", task=2, mistake=UNQUOTED,
     edits=[("json.dumps(extra)", "('{' + ', '.join(f'\"{domain}\": \"{value}\"' for domain, value in extra) + '}')")],
-)  # fmt: skip
+)
 answers.wrong("a key for the rest", task=2, mistake=HALF_FULL, edits=[(ENDS, "for end in range(block_size, len(token_ids) + block_size, block_size):")])
 answers.wrong("no key for a block that ends the prompt", task=2, mistake=LAST_FULL, edits=[(ENDS, "for end in range(block_size, len(token_ids), block_size):")])
 answers.wrong("no chain", task=2, mistake=NO_CHAIN, edits=[("parent = keys[-1] if keys else ROOT_KEY", "parent = ROOT_KEY")])
 answers.wrong(
     "the parent is always the first block", task=2,
     edits=[("parent = keys[-1] if keys else ROOT_KEY", "parent = keys[0] if keys else ROOT_KEY")],
-)  # fmt: skip
+)
 answers.wrong("block_keys forgets the extra keys", task=2, mistake=NO_EXTRA, edits=[("token_ids[end - block_size : end], extra))", "token_ids[end - block_size : end]))")])
 answers.wrong("extra keys in the first block only, tokens of all before in each", task=2, edits=[("token_ids[end - block_size : end], extra))", "token_ids[:end], extra if end == block_size else ()))")])
 
@@ -127,11 +127,11 @@ answers.wrong("the old key stays", task=3, mistake=OLD_KEY_STAYS, edits=[(FORGET
 answers.wrong(
     "forgets before it looks whether the key is taken", task=3,
     edits=[(FORGET_OLD, ""), ("        if key not in self._block_of:\n", "        self.forget(block_id)\n        if key not in self._block_of:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a duplicate gets a key too", task=3, mistake="a block has a key that another block is found under",
     edits=[("        if key not in self._block_of:\n", "        if key in self._block_of:\n            self._key_of[block_id] = key\n        else:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "forgets the other one's key", task=3, mistake=OTHER_FORGOTTEN,
     edits=[
@@ -140,12 +140,12 @@ answers.wrong(
         ("key = self._key_of.pop(block_id, None)", "key = self._key_of.pop(block_id, None) or self._dup.pop(block_id, None)"),
         ("            del self._block_of[key]\n", "            self._block_of.pop(key, None)\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong("a block without a key is an error", task=3, edits=[("self._key_of.pop(block_id, None)", "self._key_of.pop(block_id)")])
 answers.wrong(
     "only one of the maps forgets", task=3, mistake="the block still has its key: only one of the two maps was changed",
     edits=[("key = self._key_of.pop(block_id, None)", "key = self._key_of.get(block_id)"), ("            del self._block_of[key]\n", "            self._block_of.pop(key, None)\n")],
-)  # fmt: skip
+)
 answers.wrong("the key stays taken", task=3, edits=[("            del self._block_of[key]\n", "            pass\n")])
 answers.wrong("gives out its own dict", task=3, mistake=SAME_DICT, edits=[("return dict(self._block_of)", "return self._block_of")])
 answers.wrong(
@@ -154,7 +154,7 @@ answers.wrong(
         ("        self._block_of: dict[bytes, int] = {}\n        self._key_of: dict[int, bytes] = {}\n", ""),
         ("    def __init__(self, block_size: int) -> None:\n        \"\"\"An empty cache", "    _block_of, _key_of = {}, {}\n\n    def __init__(self, block_size: int) -> None:\n        \"\"\"An empty cache"),
     ],
-)  # fmt: skip
+)
 
 # -- task 4
 answers.wrong("all of it is found", task=4, mistake=ALL_FOUND, edits=[(LIMIT, "keys[: num_tokens // self.block_size]")])
@@ -165,7 +165,7 @@ answers.wrong("block 0 is no block", task=4, mistake=BLOCK_ZERO, edits=[(MISS, M
 answers.wrong(
     "the hits are forgotten: found once only", task=4,
     edits=[("            hits.append(block_id)\n", "            hits.append(block_id)\n        for block_id in hits:\n            self.forget(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong("no limit at all", task=4, mistake=ALL_FOUND, edits=[(LIMIT, "keys if num_tokens else []")])
 
 # -- task 5
@@ -173,48 +173,48 @@ answers.wrong("the allocator tells nobody", task=5, mistake=NOT_WIRED, edits=[(W
 answers.wrong(
     "forgotten when it is released", task=5, mistake=TOO_SOON,
     edits=[(RELEASE, RELEASE + "\n        for block_id in block_ids:\n            if self.allocator.ref_count(block_id) == 0:\n                self.cache.forget(block_id)")],
-)  # fmt: skip
+)
 answers.wrong("released head first", task=5, mistake=HEAD_FIRST, edits=[(RELEASE, "self.allocator.free_many(block_ids)")])
 answers.wrong(
     "fresh blocks first, then whatever the hits are by then", task=5, mistake=FRESH_FIRST,
     edits=[(SECURE + TAKEN, "        fresh = self.allocator.allocate_many(num_new)\n" + SECURE + "        return [*hits, *fresh]\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "fresh blocks first, then revive", task=5, mistake=FRESH_FIRST,
     edits=[
         ("        num_revived = sum(", "        free = [block_id for block_id in hits if self.allocator.ref_count(block_id) == 0]\n        num_revived = sum("),
         (SECURE + TAKEN, "        fresh = self.allocator.allocate_many(num_new)\n" + SECURE.replace("if self.allocator.ref_count(block_id) == 0:", "if block_id in free:") + "        return [*hits, *fresh]\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong("free hits cost nothing", task=5, mistake=PARTLY, edits=[(NEEDED, "needed = num_new")])
 answers.wrong("all hits cost a block", task=5, mistake=USED_HITS, edits=[(NEEDED, "needed = len(hits) + num_new")])
 answers.wrong("checks when the hits are taken", task=5, mistake=PARTLY, edits=[(CHECK, "")])
 answers.wrong(
     "a used hit is just used", task=5, mistake=NOT_A_USER,
     edits=[(SECURE, "        for block_id in hits:\n            if self.allocator.ref_count(block_id) == 0:\n                self.allocator.revive(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong("every hit is revived", task=5, edits=[(SECURE, "        for block_id in hits:\n            self.allocator.revive(block_id)\n")])
 answers.wrong("fresh ones in front", task=5, edits=[(TAKEN, "        return [*self.allocator.allocate_many(num_new), *hits]\n")])
 answers.wrong(
     "adds to the caller's list", task=5,
     edits=[(TAKEN, "        hits += self.allocator.allocate_many(num_new)\n        return hits\n")],
-)  # fmt: skip
+)
 answers.wrong("hits lose their keys", task=5, edits=[("                self.allocator.revive(block_id)\n", "                self.allocator.revive(block_id)\n                self.cache.forget(block_id)\n")])
 answers.wrong(
     "evicts everything at once when the pool is full", task=5,
     edits=[(TAKEN, "        if num_new > self.allocator.num_free - self.cache.num_blocks:\n            for block_id in self.allocator.free_blocks():\n                self.cache.forget(block_id)\n" + TAKEN)],
-)  # fmt: skip
+)
 
 # -- task 6
 answers.wrong(
     "a node for each block", task=6, mistake=ONE_NODE_EACH,
     edits=[("                node.children[rest[0]] = _Node(rest, list(block_ids[num_found : len(chunks)]))\n                self._num_nodes += 1\n",
             "                for chunk, block_id in zip(rest, block_ids[num_found:]):\n                    node.children[chunk] = _Node([chunk], [block_id])\n                    node = node.children[chunk]\n                    self._num_nodes += 1\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last one's blocks take the place", task=6, mistake=TREE_LAST_WINS,
     edits=[("            num_found += common\n", "            child.block_ids[:common] = block_ids[num_found : num_found + common]\n            num_found += common\n")],
-)  # fmt: skip
+)
 answers.wrong("a split loses what was below", task=6, mistake=LOST_BELOW, edits=[("        lower.children = node.children\n", "")])
 answers.wrong("a match takes the whole node", task=6, edits=[("            hits += child.block_ids[:common]\n", "            hits += child.block_ids\n")])
 answers.wrong("the tree leaves no token", task=6, edits=[("self._cut(token_ids, max(len(token_ids) - 1, 0) // self.block_size)", "self._cut(token_ids, len(token_ids) // self.block_size)")])
@@ -222,30 +222,30 @@ answers.wrong("says what it added, not what it found", task=6, edits=[("        
 answers.wrong(
     "a path that parts in the middle of a node is given up", task=6,
     edits=[("                self._split(child, common)\n", "                return num_found + common\n")],
-)  # fmt: skip
+)
 
 # -- task 7
 answers.wrong(
     "evicts the least recently used", task=7, mistake=EVICTS_LRU,
     edits=[(PUSH, "heapq.heappush(heap, (len(heap), -place, block_id))"), (EVICT, EVICT_LIVE)],
-)  # fmt: skip
+)
 answers.wrong(
     "evicts what is needed soonest", task=7, mistake=SOONEST,
     edits=[(PUSH, "heapq.heappush(heap, (use, -place, block_id))"), (EVICT, EVICT_LIVE)],
-)  # fmt: skip
+)
 answers.wrong(
     "the beginning goes first", task=7, mistake="the beginning was evicted before the end",
     edits=[(PUSH, "heapq.heappush(heap, (-use, place, block_id))")],
-)  # fmt: skip
+)
 answers.wrong("never evicts", task=7, edits=[("for _ in range(num_too_many):", "for _ in range(0):")])
 answers.wrong(
     "never again is taken for very soon", task=7,
     edits=[("    never = len(prompts)\n", "    never = -1\n"), (EVICT, EVICT_LIVE)],
-)  # fmt: skip
+)
 answers.wrong(
     "the cache starts anew when it is full", task=7,
     edits=[("        for _ in range(num_too_many):\n", "        if num_too_many > 0:\n            cached, heap, num_too_many = set(), [], 0\n        for _ in range(num_too_many):\n")],
-)  # fmt: skip
+)
 
 # -- found by trying to break the grader: arguments changed, things shared, cases at the edge
 
@@ -677,4 +677,4 @@ answers.right(
         (RELEASE, "for block_id in block_ids[::-1]:\n            self.allocator.free(block_id)"),
         (FORGET, "        if block_id in self._key_of:\n            self._block_of.pop(self._key_of.pop(block_id))\n"),
     ],
-)  # fmt: skip
+)

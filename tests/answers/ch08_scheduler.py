@@ -72,269 +72,269 @@ SORT = "        self.waiting.sort(key=lambda request: request.order)\n"
 # -- task 1
 answers.wrong(
     "the next batch starts when the shortest has ended", task=1, edits=[("start += max(batch)", "start += min(batch)")],
-)  # fmt: skip
+)
 answers.wrong(
     "both timetables are continuous", task=1, mistake=NOT_STATIC,
     edits=[("        timeline += [(start, start + output_len) for output_len in batch]\n", ""),
            ("        start += max(batch)\n    return timeline\n", "        del batch\n    return continuous_timeline(output_lens, max_num_seqs)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "both timetables are static", task=1, mistake=NOT_CONTINUOUS,
     edits=[("    free_from = [0] * max_num_seqs\n", "    return static_timeline(output_lens, max_num_seqs)\n    free_from = [0] * max_num_seqs\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "seats are taken in turn", task=1, mistake=ROUND_ROBIN,
     edits=[
         ("    for output_len in output_lens:\n        start = free_from[0]\n        heapreplace(free_from, start + output_len)\n",
          "    for index, output_len in enumerate(output_lens):\n        start = free_from[index % max_num_seqs]\n        free_from[index % max_num_seqs] = start + output_len\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "a seat is free one step later", task=1,
     edits=[("        heapreplace(free_from, start + output_len)\n", "        heapreplace(free_from, start + output_len + 1)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "no seats at all are an empty timetable", task=1,
     edits=[("    timeline: list[tuple[int, int]] = []\n    start = 0\n", "    timeline: list[tuple[int, int]] = []\n    start = 0\n"),
            ('    check_int("max_num_seqs", max_num_seqs, minimum=1)\n    timeline: list[tuple[int, int]] = []\n    # A heap', "    if max_num_seqs < 1:\n        return []\n    timeline: list[tuple[int, int]] = []\n    # A heap")],
-)  # fmt: skip
+)
 # -- task 2
 answers.wrong(
     "the prompt has the whole budget", task=2, mistake=DECODES_FORGOTTEN,
     edits=[("    return [min(room, prompt_len - done) for done in range(0, prompt_len, room)]",
             "    room = max_num_batched_tokens\n    return [min(room, prompt_len - done) for done in range(0, prompt_len, room)]")],
-)  # fmt: skip
+)
 answers.wrong(
     "equal chunks", task=2, mistake=EVEN,
     edits=[("    return [min(room, prompt_len - done) for done in range(0, prompt_len, room)]",
             "    num = -(-prompt_len // room)\n    return [prompt_len // num + (index < prompt_len % num) for index in range(num)]")],
-)  # fmt: skip
+)
 answers.wrong(
     "an empty last chunk", task=2, mistake="an empty last chunk",
     edits=[("    return [min(room, prompt_len - done) for done in range(0, prompt_len, room)]",
             "    return [room] * (prompt_len // room) + [prompt_len % room]")],
-)  # fmt: skip
+)
 answers.wrong("a budget used up by others is no error", task=2, edits=[("    if room < 1:\n", "    if room < 0:\n")])
 # -- task 3
 answers.wrong("the queue is first in, first out", task=3, mistake=AT_THE_END, edits=[(ADD, "        self.waiting.append(request)\n")])
 answers.wrong(
     "only the arrival counts", task=3, mistake=PRIORITY_IGNORED,
     edits=[(ADD, "        insort(self.waiting, request, key=lambda waiting: waiting.arrival)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "higher numbers first", task=3, mistake=HIGH_FIRST,
     edits=[(ADD, "        insort(self.waiting, request, key=lambda waiting: (-waiting.priority, waiting.arrival))\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "only the priority counts", task=3,
     edits=[(ADD, "        insort(self.waiting, request, key=lambda waiting: waiting.priority)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "remove looks among the running only", task=3,
     edits=[("        queue = self.running if request in self.running else self.waiting\n        queue.remove(request)\n",
             "        self.running = [other for other in self.running if other is not request]\n")],
-)  # fmt: skip
+)
 answers.wrong("a restart lets them run on", task=3, mistake=STILL_RUNNING, edits=[("        self.running = []\n" + RESTART, RESTART)])
 answers.wrong("a restart takes the order given", task=3, edits=[(RESTART, "        self.waiting = list(requests)\n")])
 answers.wrong(
     "a restart keeps who waited", task=3,
     edits=[(RESTART, "        self.waiting = sorted({*self.waiting, *requests}, key=lambda request: request.order)\n")],
-)  # fmt: skip
+)
 # -- task 4
 answers.wrong(
     "everybody has the whole budget", task=4, mistake=OVER_BUDGET,
     edits=[(RUN, RUN.replace("next_tokens(budget)", "next_tokens(self.max_num_batched_tokens)"))],
-)  # fmt: skip
+)
 answers.wrong(
     "a prompt that does not fit as a whole waits", task=4, mistake=NO_CHUNK,
     edits=[(RUN, RUN.replace("            if work and", "            if sum(seq.num_uncomputed_tokens for seq in request.live) > budget:\n                continue\n            if work and"))],
-)  # fmt: skip
+)
 answers.wrong(
     "a request gets an empty work", task=4, mistake=EMPTY_WORK,
     edits=[(RUN, RUN.replace("            if work and", "            work = work or [(seq, 0) for seq in request.live if seq.table]\n            if work and"))],
-)  # fmt: skip
+)
 answers.wrong(
     "stops at the first that has no work", task=4,
     edits=[(RUN, RUN.replace("            if work and", "            if not work:\n                break\n            if work and"))],
-)  # fmt: skip
+)
 answers.wrong("the copies are lost", task=4, mistake=COPIES_LOST, edits=[("            step.copies += append.copies\n", "")])
 answers.wrong(
     "only the first branch's copies are kept", task=4, mistake=COPIES_LOST,
     edits=[("            step.copies += append.copies\n", "            step.copies = step.copies or append.copies\n")],
-)  # fmt: skip
+)
 answers.wrong("fork_ready is forgotten", task=4, mistake=NO_FORK, edits=[("            self.memory.fork_ready(request)\n", "")])
 answers.wrong(
     "one token for every request", task=4,
     edits=[("        return num_tokens\n", "        return 1\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "only the first branch is computed", task=4,
     edits=[("        for (seq, _), append in zip(work, self.memory.append(work), strict=True):\n", "        work = work[:1]\n        for (seq, _), append in zip(work, self.memory.append(work), strict=True):\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "every sequence gets the slots of the first", task=4,
     edits=[("        for (seq, _), append in zip(work, self.memory.append(work), strict=True):\n            step.work.append(Work(request, seq, append.slots))\n",
             "        appends = self.memory.append(work)\n        for (seq, _), append in zip(work, appends, strict=True):\n            step.work.append(Work(request, seq, appends[0].slots))\n")],
-)  # fmt: skip
+)
 # -- task 5
 answers.wrong("the limit on sequences is forgotten", task=5, mistake=TOO_MANY_SEQS, edits=[(NO_SEAT, "")])
 answers.wrong(
     "a request counts as one sequence", task=5, mistake=BRANCHES,
     edits=[(NO_SEAT, NO_SEAT.replace("num_seqs + request.num_seqs > ", "len(self.running) + 1 > "))],
-)  # fmt: skip
+)
 answers.wrong(
     "one sequence less than allowed", task=5, mistake=NOT_LEFT,
     edits=[(NO_SEAT, NO_SEAT.replace("num_seqs > self", "num_seqs >= self"))],
-)  # fmt: skip
+)
 answers.wrong(
     "the sequences of those just admitted are not counted", task=5, mistake=TOO_MANY_SEQS,
     edits=[("            num_seqs += request.num_seqs\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "admitted when the first chunk fits", task=5, mistake=ONLY_A_CHUNK,
     edits=[(NO_BLOCKS, NO_BLOCKS.replace("self.memory.blocks_to_admit(request)", "min(self.memory.blocks_to_admit(request), -(-budget // self.memory.block_size))"))],
-)  # fmt: skip
+)
 answers.wrong(
     "one block less than is free", task=5, mistake=NOT_LEFT,
     edits=[(NO_BLOCKS, NO_BLOCKS.replace("request) > self", "request) >= self"))],
-)  # fmt: skip
+)
 answers.wrong(
     "nothing is promised", task=5, mistake=PROMISES,
     edits=[(NO_BLOCKS, NO_BLOCKS.replace(" - promised", ""))],
-)  # fmt: skip
+)
 answers.wrong(
     "promises of those who ran before are forgotten", task=5, mistake=PROMISES,
     edits=[("        promised = sum(self.memory.blocks_promised(request) for request in self.running)\n", "        promised = 0\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "promises of those just admitted are forgotten", task=5, mistake=PROMISES,
     edits=[("            promised += self.memory.blocks_promised(request)\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "the next in the queue that fits is admitted", task=5, mistake=OVERTAKEN,
     edits=[("            request = self.waiting[0]\n" + NO_SEAT,
             "            fitting = [one for one in self.waiting if num_seqs + one.num_seqs <= self.max_num_seqs\n"
             "                       and self.memory.blocks_to_admit(one) <= self.memory.allocator.num_free - promised]\n"
             "            request = (fitting or self.waiting)[0]\n" + NO_SEAT)],
-)  # fmt: skip
+)
 answers.wrong(
     "the head is given up whenever it lacks blocks", task=5, mistake=GIVEN_UP_EARLY,
     edits=[(NOT_RUNNING, "")],
-)  # fmt: skip
+)
 answers.wrong(
     "the head is never given up", task=5, mistake=NEVER_GIVEN_UP,
     edits=[(NOT_RUNNING + GIVE_UP + "                continue\n", "                break\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "after one was given up, the others wait", task=5, mistake="after a request was given up, nobody came in",
     edits=[(GIVE_UP + "                continue\n", GIVE_UP + "                break\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "running in the order of admission", task=5, mistake=NOT_IN_ORDER,
     edits=[(ENTER, "            self.waiting.remove(request)\n            self.running.append(request)\n")],
-)  # fmt: skip
+)
 answers.wrong("what swaps in is lost", task=5, mistake=SWAP_IN_LOST, edits=[("            step.swap_in += self.memory.admit(request)\n", "            self.memory.admit(request)\n")])
 answers.wrong(
     "whoever is admitted has a budget of their own", task=5, mistake=OVER_BUDGET,
     edits=[(FIRST, "            self._take(request, request.next_tokens(self.max_num_batched_tokens), step)\n            budget -= 1\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "admitted without any budget left", task=5, mistake="it was admitted without any budget left",
     edits=[("        while self.waiting and budget > 0:\n", "        while self.waiting:\n"),
            (FIRST, "            if budget > 0:\n                budget -= self._take(request, request.next_tokens(budget), step)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "one admission a step", task=5,
     edits=[("            num_seqs += request.num_seqs\n", "            num_seqs += request.num_seqs\n            break\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "admitted now, computed from the next step on", task=5,
     edits=[(FIRST, "")],
-)  # fmt: skip
+)
 # -- task 6
 answers.wrong(
     "the first one gives way", task=6, mistake=WRONG_VICTIM,
     edits=[("            candidates = self.running[self.running.index(request) :]\n", "            candidates = self.running\n"),
            ("            choice = self.memory.parts.preemption.choose_victim([candidate.order for candidate in candidates])\n", "            choice = 0\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "somebody else must give way, even one from before", task=6, mistake=EARLIER_VICTIM,
     edits=[("            candidates = self.running[self.running.index(request) :]\n", "            candidates = [other for other in self.running if other is not request]\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the last that came gives way, whatever its priority", task=6, mistake="the last that came gave way, whatever its priority",
     edits=[("            candidates = self.running[self.running.index(request) :]\n", "            candidates = self.running\n"),
            ("choose_victim([candidate.order for candidate in candidates])", "choose_victim([(candidate.arrival, 0) for candidate in candidates])")],
-)  # fmt: skip
+)
 answers.wrong(
     "one victim has to be enough", task=6,
     edits=[("        while self.memory.blocks_needed(work) > self.memory.allocator.num_free:\n", "        if self.memory.blocks_needed(work) > self.memory.allocator.num_free:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the victim is not noted", task=6, mistake=NOT_NOTED,
     edits=[("            step.preempted.append(victim)\n", ""), ("            if request in step.preempted:\n", "            if request not in self.running:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a request that runs alone is preempted", task=6, mistake=PREEMPTED_ALONE, edits=[(ALONE, "            candidates")],
-)  # fmt: skip
+)
 answers.wrong(
     "whoever lacks a block is given up", task=6,
     edits=[("            if len(self.running) == 1:\n", "            if self.running:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "goes on with the work of a request that gave way", task=6,
     edits=[("            if victim is request:\n                return False\n        return True\n", "        return True\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "who was preempted in this step is asked for work", task=6,
     edits=[("            if request in step.preempted:\n                continue\n", "")],
-)  # fmt: skip
+)
 answers.wrong(
     "the preempted request is lost", task=6, mistake=LOST_REQUEST,
     edits=[(PREEMPT, "        self.running.remove(request)\n        return copies\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "the preempted request queues up behind everybody", task=6, mistake=AT_THE_END,
     edits=[(PREEMPT, "        self.running.remove(request)\n        self.waiting.append(request)\n        return copies\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "admits although somebody was preempted", task=6, mistake=ADMITTED_TOO,
     edits=[("        if self.waiting and not step.preempted:\n", "        if any(request not in step.preempted for request in self.waiting[1:]):\n"
             "            first = self.waiting\n            self.waiting = [request for request in first if request not in step.preempted]\n"
             "            self._admit_waiting(step, budget)\n            for request in step.preempted:\n                self.add(request)\n"
             "        elif self.waiting and not step.preempted:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "never swaps", task=6, mistake="the victim was not swapped, or its copies were lost",
     edits=[("swap=self.preemption_mode == \"swap\")", "swap=False)")],
-)  # fmt: skip
+)
 answers.wrong(
     "what swaps out is lost", task=6, mistake="the victim was not swapped, or its copies were lost",
     edits=[("            step.swap_out += self.preempt(victim, swap", "            self.preempt(victim, swap")],
-)  # fmt: skip
+)
 # -- task 7
 answers.wrong("nobody ages", task=7, mistake=NEVER_AGES, edits=[("                request.priority -= 1\n", "                pass\n")])
 answers.wrong(
     "the count is set back by running", task=7, mistake=SET_BACK,
     edits=[("        step = super().schedule()\n", "        step = super().schedule()\n        for request in self.running:\n            self._num_waited.pop(request, None)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "running makes old, too", task=7, mistake=COUNTS_RUNNING,
     edits=[(AGE, AGE.replace("self.waiting:", "[*self.waiting, *self.running]:"))],
-)  # fmt: skip
+)
 answers.wrong("the queue keeps its old order", task=7, mistake=NOT_SORTED, edits=[(SORT, "")])
 answers.wrong(
     "ages before the step", task=7, mistake=BEFORE_STEP,
     edits=[("        step = super().schedule()\n", ""), (SORT + "        return step\n", SORT + "        return super().schedule()\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "gains once only", task=7, mistake="it gained once only",
     edits=[("            if self._num_waited[request] % self.patience == 0:\n", "            if self._num_waited[request] == self.patience:\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "gains in every step once patience is over", task=7,
     edits=[("            if self._num_waited[request] % self.patience == 0:\n", "            if self._num_waited[request] >= self.patience:\n")],
-)  # fmt: skip
+)
 answers.wrong("any patience will do", task=7, edits=[('        check_int("patience", patience, minimum=1)\n', "")])
 
 # -- found by trying to break the grader: arguments changed, things shared, cases at the edge
@@ -529,7 +529,7 @@ answers.right(
         (ADD, "        self.waiting = sorted([*self.waiting, request], key=lambda one: (one.priority, one.arrival))\n"),
         (ENTER, "            self.waiting = self.waiting[1:]\n            self.running = sorted([*self.running, request], key=lambda one: one.order)\n"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "the victim without a list of candidates, counts that go down",
     edits=[
@@ -546,4 +546,4 @@ answers.right(
         ("        start = free_from[0]\n        heapreplace(free_from, start + output_len)\n",
          "        seat = min(free_from, key=free_from.get)\n        start = free_from[seat]\n        free_from[seat] += output_len\n"),
     ],
-)  # fmt: skip
+)

@@ -59,88 +59,88 @@ OWN = "own = {block_id for block_id, named in times.items() if gpu.ref_count(blo
 
 answers.wrong(
     "the pair, not its index", task=1, mistake=THE_PAIR, edits=[(VICTIM, "return max(running)")],
-)  # fmt: skip
+)
 answers.wrong(
     "the first in the order of service", task=1, mistake=LONGEST_WAIT,
     edits=[(VICTIM, VICTIM.replace("max(", "min("))],
-)  # fmt: skip
+)
 answers.wrong(
     "the last to arrive, whatever its priority", task=1, mistake=NO_PRIORITY,
     edits=[(VICTIM, VICTIM.replace("running[index])", "running[index][1])"))],
-)  # fmt: skip
+)
 answers.wrong(
     "the first one of the lowest priority", task=1, mistake=NO_ARRIVAL,
     edits=[(VICTIM, VICTIM.replace("running[index])", "running[index][0])"))],
-)  # fmt: skip
+)
 answers.wrong(
     "the last in the list", task=1, mistake=LAST_LISTED, edits=[(VICTIM, "return len(running) - 1")],
-)  # fmt: skip
+)
 answers.wrong(
     "a high number is a high priority", task=1, mistake=UPSIDE_DOWN,
     edits=[(VICTIM, VICTIM.replace("running[index])", "(-running[index][0], running[index][1]))"))],
-)  # fmt: skip
+)
 answers.wrong(
     "nobody below priority 0 is considered", task=1,
     edits=[(VICTIM, "worst, found = (-1, -1), 0\n        for index, pair in enumerate(running):\n            if pair > worst:\n                worst, found = pair, index\n        return found")],
-)  # fmt: skip
+)
 
 # -- task 2 --------------------------------------------------------------------------------------------------
 
 answers.wrong(
     "one FLOP for a multiplication and an addition", task=2, mistake=NO_ADDITIONS,
     edits=[(FLOPS, FLOPS.replace("2 * num_par", "num_par").replace("4 * num_lay", "2 * num_lay"))],
-)  # fmt: skip
+)
 answers.wrong(
     "no causal mask", task=2, mistake=ALL_PAIRS,
     edits=[(PAIRS, "pairs = num_new * num_tokens")],
-)  # fmt: skip
+)
 answers.wrong(
     "a token does not see itself", task=2, mistake=NOT_ITSELF,
     edits=[(PAIRS, "pairs = (num_tokens * (num_tokens - 1) - num_cached * (num_cached - 1)) // 2")],
-)  # fmt: skip
+)
 answers.wrong(
     "only the scores", task=2, mistake=ONLY_SCORE, edits=[(FLOPS, FLOPS.replace("4 * num_lay", "2 * num_lay"))],
-)  # fmt: skip
+)
 answers.wrong(
     "new tokens see new ones only", task=2, mistake=NEW_SEE_NEW,
     edits=[(PAIRS, "pairs = num_new * (num_new + 1) // 2")],
-)  # fmt: skip
+)
 answers.wrong(
     "the cache saves attention, not the matrices", task=2, mistake=CACHE_UNUSED,
     edits=[("num_new = num_tokens - num_cached", "num_new = num_tokens")],
-)  # fmt: skip
+)
 answers.wrong(
     "a float", task=2, mistake="a float: use // instead of /",
     edits=[(PAIRS, PAIRS.replace("// 2", "/ 2"))],
-)  # fmt: skip
+)
 answers.wrong(
     "attention of one layer", task=2, edits=[(FLOPS, FLOPS.replace("4 * num_layers *", "4 *"))],
-)  # fmt: skip
+)
 
 # -- task 3 --------------------------------------------------------------------------------------------------
 
 answers.wrong(
     "out, and never in again", task=3, mistake=ONE_WAY, edits=[(SWAP, SWAP.replace("2 * num", "num"))],
-)  # fmt: skip
+)
 answers.wrong(
     "parts of a block", task=3, mistake=PART_BLOCK, edits=[(NUM_BLOCKS, "num_blocks = num_tokens / block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "rounded down", task=3, mistake="the last block, which is not full, was left behind",
     edits=[(NUM_BLOCKS, "num_blocks = num_tokens // block_size")],
-)  # fmt: skip
+)
 answers.wrong(
     "one more block, always", task=3, mistake=A_BLOCK_MORE,
     edits=[(NUM_BLOCKS, "num_blocks = num_tokens // block_size + 1")],
-)  # fmt: skip
+)
 answers.wrong(
     "started once", task=3, mistake=ONCE,
     edits=[(SWAP, "return 2 * (num_blocks * block_size * bytes_per_token / bytes_per_s + seconds_per_block)")],
-)  # fmt: skip
+)
 answers.wrong(
     "the price of a block is forgotten", task=3,
     edits=[(SWAP, "return 2 * num_blocks * block_size * bytes_per_token / bytes_per_s")],
-)  # fmt: skip
+)
 
 # -- task 4 --------------------------------------------------------------------------------------------------
 
@@ -148,22 +148,22 @@ answers.wrong("the crossover rounded down", task=4, mistake=ONE_LESS, edits=[(CR
 answers.wrong(
     "strictly faster", task=4, mistake=ONE_MORE,
     edits=[(CROSSOVER, "return max(1, math.floor(affordable / (num_layers * num_heads * head_dim) - 1) + 1)")],
-)  # fmt: skip
+)
 answers.wrong(
     "below one token", task=4, mistake=BELOW_ONE,
     edits=[(CROSSOVER, "return math.ceil(affordable / (num_layers * num_heads * head_dim) - 1)")],
-)  # fmt: skip
+)
 answers.wrong("the 2 is lost", task=4, mistake=NO_HALF, edits=[(AFFORDABLE, AFFORDABLE.replace(" / 2", ""))])
 answers.wrong(
     "attention alone", task=4, mistake=NO_MATRICES, edits=[(AFFORDABLE, AFFORDABLE.replace(" - num_parameters", ""))],
-)  # fmt: skip
+)
 answers.wrong(
     "a token does not see itself, at the crossover", task=4,
     edits=[(CROSSOVER, CROSSOVER.replace("head_dim) - 1)", "head_dim) + 1)"))],
-)  # fmt: skip
+)
 answers.wrong(
     "a crossover that is no whole number", task=4, edits=[(CROSSOVER, CROSSOVER.replace("math.ceil(", "float("))],
-)  # fmt: skip
+)
 answers.wrong(
     "searches a few tokens only", task=4,
     source='''
@@ -176,7 +176,7 @@ def crossover(swap_s_per_token, flops_per_s, *shape):
             return n
     return 16
 ''',
-)  # fmt: skip
+)
 
 # -- task 5 --------------------------------------------------------------------------------------------------
 
@@ -186,40 +186,40 @@ answers.wrong(
         (MOVED, "source.free_many(reversed(uses))\n        " + MOVED),
         ("        # All entries, not only the different blocks: each of them is a user that `source` has counted.\n" + FREE, ""),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "takes one by one until there is none", task=5,
     edits=[(MOVED, "moved = {block_id: target.allocate() for block_id in distinct}")],
-)  # fmt: skip
+)
 answers.wrong(
     "never gives up anything", task=5, mistake=LEAK, edits=[(FREE, "")],
-)  # fmt: skip
+)
 answers.wrong(
     "first block first", task=5, mistake=HEAD_FIRST, edits=[(FREE, FREE.replace("reversed(uses)", "uses"))],
-)  # fmt: skip
+)
 answers.wrong(
     "in order of ids", task=5, mistake="blocks were moved in order of their ids",
     edits=[(DISTINCT, "distinct = sorted(set(uses))")],
-)  # fmt: skip
+)
 answers.wrong(
     "translates the tables in place", task=5, mistake=IN_PLACE,
     edits=[(RETURN, "for table in tables:\n            table[:] = [moved[block_id] for block_id in table]\n        return tables, list(moved.items())")],
-)  # fmt: skip
+)
 answers.wrong(
     "copies the wrong way round", task=5,
     edits=[(RETURN, RETURN.replace("list(moved.items())", "[(new, old) for old, new in moved.items()]"))],
-)  # fmt: skip
+)
 answers.wrong(
     "only the first table", task=5,
     edits=[(RETURN, RETURN.replace("for table in tables]", "for table in tables[:1]]"))],
-)  # fmt: skip
+)
 answers.wrong(
     "refuses the last block", task=5,
     edits=[
         (MOVED, "if len(distinct) >= target.num_free:\n            raise OutOfBlocks(len(distinct), target.num_free, target.num_blocks)\n        " + MOVED),
         ("from minipaged.block_allocator import BlockAllocator\n", "from minipaged.block_allocator import BlockAllocator\nfrom minipaged.errors import OutOfBlocks\n"),
     ],
-)  # fmt: skip
+)
 
 # -- task 6 --------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ answers.wrong("sharing is not counted", task=6, mistake=ONE_USER, edits=[(SHARE,
 answers.wrong(
     "every entry is one more user, the first too", task=6, mistake=TOO_MANY,
     edits=[(SHARE, "            target.share(moved[block_id])\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "each table by itself", task=6, mistake=COPIED_TWICE,
     edits=[
@@ -237,49 +237,49 @@ answers.wrong(
          "            return [part[0][0] for part in parts], [copy for part in parts for copy in part[1]]\n"
          "        uses = list(chain.from_iterable(tables))\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "gives up one user of each block", task=6, mistake=LEAK,
     edits=[(FREE, FREE.replace("reversed(uses)", "reversed(distinct)"))],
-)  # fmt: skip
+)
 answers.wrong(
     "empties every block, whoever else uses it", task=6, mistake=STOLEN,
     edits=[(FREE, "        for block_id in reversed(distinct):\n            for _ in range(source.ref_count(block_id)):\n                source.free(block_id)\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "takes over the users of the old pool", task=6, mistake=TOO_MANY,
     edits=[("        Preemption._keep_sharing(uses, moved, target)  # task 6\n",
             "        for block_id in distinct:\n            for _ in range(source.ref_count(block_id) - 1):\n"
             "                target.share(moved[block_id])\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "needs room for every entry", task=6,
     edits=[
         (MOVED, "if len(uses) > target.num_free:\n            raise OutOfBlocks(len(uses), target.num_free, target.num_blocks)\n        " + MOVED),
         ("from minipaged.block_allocator import BlockAllocator\n", "from minipaged.block_allocator import BlockAllocator\nfrom minipaged.errors import OutOfBlocks\n"),
     ],
-)  # fmt: skip
+)
 
 # -- task 7 --------------------------------------------------------------------------------------------------
 
 answers.wrong(
     "everything moves", task=7, mistake=ALL_MOVED, edits=[(OWN, "own = set(times)")],
-)  # fmt: skip
+)
 answers.wrong(
     "own is what has one user", task=7, mistake=ALONE_ONLY,
     edits=[(OWN, OWN.replace("== named", "== 1"))],
-)  # fmt: skip
+)
 answers.wrong(
     "gives up what stays", task=7, mistake=NOT_KEPT,
     edits=[("    moved, copies = Preemption.move_blocks(leaving, gpu, cpu)\n",
             "    moved, copies = Preemption.move_blocks(leaving, gpu, cpu)\n    gpu.free_many([block_id for table in tables for block_id in table if block_id not in own])\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "comes back one table at a time", task=7,
     edits=[("    moved, copies = Preemption.move_blocks(on_cpu, cpu, gpu)\n",
             "    parts = [Preemption.move_blocks([table], cpu, gpu) for table in on_cpu]\n"
             "    moved, copies = [part[0][0] for part in parts], [copy for part in parts for copy in part[1]]\n")],
-)  # fmt: skip
+)
 
 # -- found by trying to break the grader: arguments changed, things shared, cases at the edge
 
@@ -405,7 +405,7 @@ answers.right(
         (AFFORDABLE, "affordable = Fraction(swap_s_per_token) * Fraction(flops_per_s) / 2 - num_parameters"),
         ("import math\n", "import math\nfrom fractions import Fraction\n"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "copies as a set's list, tables as comprehension over a mapping, a loop for the victim",
     edits=[
@@ -415,4 +415,4 @@ answers.right(
         (FLOPS, "return num_new * 2 * num_parameters + pairs * num_layers * num_heads * (2 * head_dim + 2 * head_dim)"),
         (CROSSOVER, "per_token = num_layers * num_heads * head_dim\n    n = -(-affordable // per_token) - 1\n    return int(n) if n > 1 else 1"),
     ],
-)  # fmt: skip
+)

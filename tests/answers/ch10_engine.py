@@ -84,34 +84,34 @@ NUM_RIGHT = (
 answers.wrong(
     "the next number of a generator that all share", task=1, mistake=HAS_STATE,
     edits=[("def uniform(", "SHARED = random.Random(0)\n\n\ndef uniform("), (UNIFORM, "return SHARED.random()")],
-)  # fmt: skip
+)
 answers.wrong(
     "a generator for each seed, and its next number", task=1, mistake=HAS_STATE,
     edits=[
         ("def uniform(", "GENERATORS: dict[int, random.Random] = {}\n\n\ndef uniform("),
         (UNIFORM, "return GENERATORS.setdefault(seed, random.Random(seed)).random()"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "seeds Python's own generator", task=1, mistake=DISTURBS,
     edits=[(UNIFORM, 'random.seed(f"{seed}/{branch}/{position}")\n    return random.random()')],
-)  # fmt: skip
+)
 answers.wrong(
     "adds the three up", task=1, mistake=MIXED_UP,
     edits=[(UNIFORM, "return random.Random(seed + branch + position).random()")],
-)  # fmt: skip
+)
 answers.wrong(
     "joins the digits", task=1, mistake=MIXED_UP,
     edits=[(UNIFORM, 'return random.Random(f"{seed}{branch}{position}").random()')],
-)  # fmt: skip
+)
 answers.wrong(
     "a position counts for nothing", task=1, mistake=MIXED_UP,
     edits=[(UNIFORM, 'return random.Random(f"{seed}/{branch}").random()')],
-)  # fmt: skip
+)
 answers.wrong(
     "a generator's first number after a small seed times the position", task=1,
     edits=[(UNIFORM, "return ((seed * 1000 + branch) * 1000 + position) % 9973 / 9973")],
-)  # fmt: skip
+)
 answers.wrong(
     "draws until the position is reached, and forgets the branch", task=1, mistake=MIXED_UP,
     edits=[
@@ -120,57 +120,57 @@ answers.wrong(
             "generator = random.Random(seed)\n    return [generator.random() for _ in range(position + 1)][-1]",
         )
     ],
-)  # fmt: skip
+)
 
 # -- task 2
 answers.wrong(
     "of equals the last", task=2, mistake=LAST_OF_EQUALS,
     edits=[(ARGMAX, "    token_ids = (logits.shape[-1] - 1 - logits.flip(-1).argmax(dim=-1)).tolist()\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "everybody is greedy", task=2,
     edits=[("[index for index, row in enumerate(rows) if not row.params.is_greedy]", "[]")],
-)  # fmt: skip
+)
 answers.wrong(
     "the first drawn go to the first rows", task=2,
     edits=[(ROWS, "enumerate(draw(logits[drawn], [rows[i] for i in drawn]))")],
-)  # fmt: skip
+)
 answers.wrong(
     "logits of some rows, numbers of others", task=2,
     edits=[(ROWS, "zip(drawn, draw(logits[drawn], rows[: len(drawn)]), strict=True)")],
-)  # fmt: skip
+)
 answers.wrong("no temperature", task=2, mistake=NO_TEMPERATURE, edits=[(TEMPERATURE, "    logits = logits.clone()")])
 answers.wrong(
     "times the temperature", task=2, mistake=NO_TEMPERATURE,
     edits=[(TEMPERATURE, TEMPERATURE.replace("logits / column", "logits * column"))],
-)  # fmt: skip
+)
 answers.wrong(
     "the first sum that reaches the target", task=2, mistake=IMPOSSIBLE,
     edits=[("searchsorted(sums, target, right=True).clamp", "searchsorted(sums, target).clamp")],
-)  # fmt: skip
+)
 answers.wrong("draws by probabilities that were not cut", task=2, edits=[(SUMS, "    sums = logits.softmax(dim=-1).double().cumsum(dim=-1)\n")])
 answers.wrong(
     "takes the number as it is, although the sum may be below 1", task=2,
     edits=[("target = sums[:, -1:] * column(", "target = column(")],
-)  # fmt: skip
+)
 answers.wrong("draws the same number for all rows", task=2, edits=[("[row.uniform for row in rows]", "[rows[0].uniform] * len(rows)")])
 
 # -- task 3
 answers.wrong(
     "decodes each token alone", task=3, mistake=BROKEN,
     edits=[(DECODE, "        self.text += self._tokenizer.token_bytes(token_id).decode(errors=\"replace\")\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "decodes all bytes anew, half a character too", task=3, mistake=BROKEN,
     edits=[
         (DECODER, DECODER + "        self._bytes = b''\n"),
         (DECODE, "        self._bytes += self._tokenizer.token_bytes(token_id)\n        self.text = self._bytes.decode(errors=\"replace\")\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "ignores what is no text", task=3, mistake=SWALLOWED,
     edits=[(DECODER, DECODER.replace("replace", "ignore"))],
-)  # fmt: skip
+)
 answers.wrong("does not flush", task=3, mistake=NOT_FLUSHED, edits=[(FLUSH, "")])
 answers.wrong("a fork with the same decoder", task=3, mistake=ONE_DECODER, edits=[(TWIN, "")])
 answers.wrong("a fork with an empty decoder", task=3, mistake=STARTS_ANEW, edits=[(STATE, "")])
@@ -181,7 +181,7 @@ answers.wrong("a fork without text", task=3, edits=[("        child = copy.copy(
 answers.wrong(
     "exactly k, whoever is equal", task=4, mistake=TIES_DROPPED,
     edits=[(TOP_K, "            row[row.sort(descending=True, stable=True).indices[k:]] = -torch.inf\n")],
-)  # fmt: skip
+)
 answers.wrong("k of 0 keeps one", task=4, mistake=K_ZERO, edits=[("if 0 < k < len(row):", "if (k := max(k, 1)) < len(row):")])
 answers.wrong("k is not compared with V", task=4, edits=[("if 0 < k < len(row):", "if 0 < k:")])
 answers.wrong("keeps the first k ids", task=4, edits=[(TOP_K, "            row[k:] = -torch.inf\n")])
@@ -189,15 +189,15 @@ answers.wrong("the same k for all rows", task=4, edits=[(TOP_K, TOP_K.replace("t
 answers.wrong(
     "drops the token that crosses p", task=4, mistake=CROSSING_DROPPED,
     edits=[(REACHED, "            reached_before = probs.cumsum(dim=-1) > p\n            reached_before[0] = False\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "reaching p exactly is not enough", task=4, mistake=ONE_TOO_MANY,
     edits=[(REACHED, REACHED.replace(">= p", "> p"))],
-)  # fmt: skip
+)
 answers.wrong(
     "drops everything if the first reaches p", task=4,
     edits=[(REACHED, "            reached_before = probs.cumsum(dim=-1) >= p\n")],
-)  # fmt: skip
+)
 answers.wrong("drops by rank, not by id", task=4, edits=[("            row[order[reached_before]] = -torch.inf\n", "            row[reached_before] = -torch.inf\n")])
 answers.wrong("the unlikeliest first", task=4, edits=[("row.softmax(dim=-1).sort(descending=True, stable=True)", "row.softmax(dim=-1).sort(stable=True)")])
 answers.wrong(
@@ -205,14 +205,14 @@ answers.wrong(
     mistake="of equally likely tokens the higher ids were kept",
     edits=[("            probs, order = row.softmax(dim=-1).sort(descending=True, stable=True)\n",
             "            probs, order = row.softmax(dim=-1).flip(0).sort(descending=True, stable=True)\n            order = len(row) - 1 - order\n")],
-)  # fmt: skip
+)
 answers.wrong("filters a copy", task=4, edits=[("    for row, p in zip(logits, top_p, strict=True):", "    for row, p in zip(logits.clone(), top_p, strict=True):")])
 
 # -- task 5
 answers.wrong(
     "looks in the new characters only", task=5, mistake=IN_ONE_TOKEN,
     edits=[(FIND, "    start = text.find(stop, first_new)\n")],
-)  # fmt: skip
+)
 answers.wrong("one character too late", task=5, edits=[(FIND, FIND.replace("+ 1", "+ 2"))])
 answers.wrong("below 0 is the end to Python", task=5, edits=[(FIND, "    start = text.find(stop, first_new - len(stop) + 1)\n")])
 answers.wrong("minus one for nowhere", task=5, edits=[("    return None if start < 0 else start\n", "    return start\n")])
@@ -221,29 +221,29 @@ answers.wrong("holds nothing back", task=5, mistake=SHOWN_TOO_EARLY, edits=[(OVE
 answers.wrong(
     "the shortest beginning", task=5, mistake=SHOWN_TOO_EARLY,
     edits=[(OVERLAP, OVERLAP.replace("range(len(stop) - 1, 0, -1)", "range(1, len(stop))"))],
-)  # fmt: skip
+)
 answers.wrong("always holds len(stop) - 1", task=5, edits=[(OVERLAP, "min(len(stop) - 1, len(text))")])
 answers.wrong("always the end of text", task=5, mistake=EOS_ALWAYS, edits=[(" and not params.ignore_eos\n", "\n")])
 answers.wrong("stop tokens only if there is no end of text", task=5, edits=[("is_eos or token_id in params.stop_token_ids or det", "is_eos or det")])
 answers.wrong(
     "asks the detokenizer first", task=5, mistake=STOP_SHOWN,
     edits=[(STOPS, "    stops = detokenizer.append(token_id) or is_eos or token_id in params.stop_token_ids\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a stop token is not kept", task=5, mistake=STOP_LOST,
     edits=[(CHANGE, "    if not stops:\n        seq.token_ids.append(token_id)\n    seq.detokenizer = detokenizer\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "a length before a stop", task=5, mistake=LENGTH_FIRST,
     edits=[(ENDS, f'    if {LENGTH}:\n        seq.finish("length")\n    elif stops:\n        seq.finish("stop")\n')],
-)  # fmt: skip
+)
 answers.wrong("one token more", task=5, mistake=ONE_MORE, edits=[(LENGTH, LENGTH.replace("== params.max_tokens", "- 1 == params.max_tokens"))])
 answers.wrong("one token less", task=5, mistake=ONE_LESS, edits=[(LENGTH, LENGTH.replace("== params.max_tokens", "+ 1 == params.max_tokens"))])
 answers.wrong("counts the prompt", task=5, edits=[(LENGTH, LENGTH.replace("len(seq.output_token_ids)", "seq.num_tokens"))])
 answers.wrong("forgets the model's length", task=5, edits=[(LENGTH, LENGTH.partition(" or ")[0])])
 answers.wrong("changes first", task=5,
     edits=[(CHANGE, ""), ("    detokenizer = seq.detokenizer.fork()\n", "    seq.token_ids.append(token_id)\n    detokenizer = seq.detokenizer\n")],
-)  # fmt: skip
+)
 answers.wrong("empty logprobs are none", task=5, edits=[("    if logprobs is not None:\n", "    if logprobs:\n")])
 answers.wrong("the fork is thrown away", task=5, edits=[(CHANGE, "    seq.token_ids.append(token_id)\n")])
 
@@ -251,58 +251,58 @@ answers.wrong("the fork is thrown away", task=5, edits=[(CHANGE, "    seq.token_
 answers.wrong(
     "copies after the model", task=6, mistake=COPIES_LATE,
     edits=[(MOVE, "        check_writes(step, self.memory)\n"), (FORWARD, FORWARD + "        self._move_blocks(step)\n")],
-)  # fmt: skip
+)
 answers.wrong("no copies", task=6, mistake=COPIES_LATE, edits=[("        self.kv_cache.copy_blocks(step.copies)\n", "")])
 answers.wrong(
     "no swapping", task=6, mistake=SWAP_ORDER,
     edits=[(SWAP, "            pass\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "swaps out what the model has written over", task=6, mistake=SWAP_ORDER,
     edits=[
         (SWAP, "            self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_in)\n"),
         (FORWARD, FORWARD + "        if self.cpu_cache is not None:\n            self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)\n"),
     ],
-)  # fmt: skip
+)
 answers.wrong(
     "swaps in the wrong direction", task=6, mistake=SWAP_ORDER,
     edits=[(SWAP, SWAP.replace("self.cpu_cache.copy_blocks_from(self.kv_cache, step.swap_out)", "self.kv_cache.copy_blocks_from(self.cpu_cache, step.swap_out)"))],
-)  # fmt: skip
+)
 answers.wrong("publishes nothing", task=6, mistake=NOT_PUBLISHED, edits=[(PUBLISH, "")])
 answers.wrong("keeps the finished", task=6, mistake=NOT_FORGOTTEN, edits=[(FORGET, "            pass\n")])
 answers.wrong("forgets everybody who changed", task=6, edits=[(FORGET, "            del self.requests[request.request_id]\n")])
 answers.wrong(
     "forgets the requests too large for the pool", task=6,
     edits=[(CHANGED, CHANGED.replace("step.out_of_capacity + ", ""))],
-)  # fmt: skip
+)
 answers.wrong(
     "goes on after a failure", task=6, mistake=NOT_RECOVERED,
     edits=[("            self._recover()\n            raise\n", "            raise\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "swallows the error", task=6, mistake=NOT_RECOVERED,
     edits=[("            self._recover()\n            raise\n", "            self._recover()\n            return []\n")],
-)  # fmt: skip
+)
 answers.wrong(
     "runs the model without work", task=6,
     edits=[("        if not step.work:\n            return torch.empty(0, self.model.config.vocab_size)\n", "")],
-)  # fmt: skip
+)
 answers.wrong("counts no step", task=6, edits=[("        self._count(step, time.perf_counter() - started)\n", "")])
 answers.wrong("runs the model twice", task=6, edits=[(FORWARD, FORWARD + FORWARD)])
 answers.wrong(
     "reports only those that have ended", task=6,
     edits=[("for request in changed]", "for request in changed if request.is_finished]")],
-)  # fmt: skip
+)
 
 # -- task 7
 answers.wrong("the first occurrence", task=7, mistake=FIRST_OCCURRENCE,
-    edits=[("range(len(token_ids) - ngram_len - 1, -1, -1)", "range(len(token_ids) - ngram_len)")])  # fmt: skip
+    edits=[("range(len(token_ids) - ngram_len - 1, -1, -1)", "range(len(token_ids) - ngram_len)")])
 answers.wrong("no overlap with the end", task=7, mistake=FOUND_ITSELF,
-    edits=[("range(len(token_ids) - ngram_len - 1, -1, -1)", "range(len(token_ids) - ngram_len, -1, -1)")])  # fmt: skip
+    edits=[("range(len(token_ids) - ngram_len - 1, -1, -1)", "range(len(token_ids) - ngram_len, -1, -1)")])
 answers.wrong("keeps the wrong guess", task=7, mistake=GUESS_KEPT, edits=[("return chosen[: num_right + 1]", "return chosen")])
 answers.wrong("gives only what was accepted", task=7, mistake=OWN_LOST, edits=[("return chosen[: num_right + 1]", "return chosen[:num_right]")])
 answers.wrong("accepts right guesses behind a wrong one", task=7,
-    edits=[(NUM_RIGHT, "    num_right = sum(guess == said for guess, said in zip(proposed, chosen, strict=False))\n")])  # fmt: skip
+    edits=[(NUM_RIGHT, "    num_right = sum(guess == said for guess, said in zip(proposed, chosen, strict=False))\n")])
 answers.wrong("guesses as many as there are", task=7, edits=[("return token_ids[end : end + num_tokens]", "return token_ids[end:]")])
 
 # -- found by trying to break the grader: arguments changed, things shared, cases at the edge
@@ -547,7 +547,7 @@ answers.right(
         (FIND, "    at = [n for n in range(len(text)) if text.startswith(stop, n) and n + len(stop) > first_new]\n    start = min(at, default=-1)\n"),
         (OVERLAP, "max((n for n in range(len(stop)) if stop[:n] == text[len(text) - n :] and n <= len(text)), default=0)"),
     ],
-)  # fmt: skip
+)
 answers.right(
     "bytes kept by hand",
     edits=[
@@ -592,7 +592,7 @@ answers.right(
 class Detokenizer:
 '''),
     ],
-)  # fmt: skip
+)
 answers.right(
     "rows one by one, in plain Python",
     edits=[
@@ -609,7 +609,7 @@ answers.right(
         (REACHED, ""),
         ("            row[order[reached_before]] = -torch.inf\n", ""),
     ],
-)  # fmt: skip
+)
 answers.right(
     "another loop, and guesses by a dictionary",
     edits=[
@@ -626,4 +626,4 @@ answers.right(
         (NUM_RIGHT, "    num_right = 0\n    while num_right < len(proposed) and proposed[num_right] == chosen[num_right]:\n        num_right += 1\n"),
         ("    return chosen[: num_right + 1]", "    return [*proposed[:num_right], chosen[num_right]]"),
     ],
-)  # fmt: skip
+)

@@ -42,7 +42,7 @@ answers.wrong("one lane too few", task=1, edits=[(ADD_MASK, "    mask = offs < n
 answers.wrong("every program takes the first elements", task=1, mistake=MEET, edits=[(ADD_OFFS, "    offs = tl.arange(0, BLOCK)\n")])
 answers.wrong("x twice", task=1, mistake=READ_TWICE, edits=[
     ("    y = tl.load(y_ptr + offs, mask=mask)\n", "    y = tl.load(y_ptr + offs, mask=mask) + tl.load(x_ptr + offs, mask=mask) - x\n"),
-])  # fmt: skip
+])
 
 # -- task 2 ------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ answers.wrong("no `other`", task=3, mistake=NO_OTHER, edits=[(GATHER_LOAD, GATHE
 answers.wrong("-1 is a row like any other", task=3, mistake=OUTSIDE, edits=[(GATHER_LOAD, GATHER_LOAD.replace("exists & (row >= 0)", "exists"))])
 answers.wrong("loads row 0 for -1, and forgets it", task=3, edits=[
     (GATHER_LOAD, "    values = tl.load(table_ptr + tl.maximum(row, 0) * stride_tn + columns * stride_td, mask=exists, other=0.0)\n    values = tl.where(row >= 0, values, 0.0)\n"),
-])  # fmt: skip
+])
 answers.wrong("nothing is stored for -1", task=3, edits=[(GATHER_STORE, GATHER_STORE.replace("mask=exists", "mask=exists & (row >= 0)"))])
 answers.wrong("columns without a mask", task=3, mistake=NO_MASK, edits=[("    exists = columns < D\n", "    exists = columns >= 0\n")])
 answers.wrong("the number of the row in 32 bits", task=3, mistake=NARROW, edits=[(GATHER_ROW, GATHER_ROW.replace(".to(tl.int64)", ""))])
@@ -91,7 +91,7 @@ answers.wrong("two passes", task=4, mistake=READ_TWICE, edits=[
      "    for first in range(0, N, BLOCK):\n        offs = first + tl.arange(0, BLOCK)\n"
      "        tile = tl.load(x_ptr + row * stride_xm + offs * stride_xn, mask=offs < N, other=float('-inf'))\n"
      "        highest = tl.maximum(highest, tl.max(tile, axis=0))\n    for first in range(0, N, BLOCK):\n        columns = first"),
-])  # fmt: skip
+])
 
 # -- task 5 ------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ answers.wrong("padding is stored before the first slot", task=5, mistake=OUTSIDE
 answers.wrong("padding is loaded, and not stored", task=5, mistake=PADDING_LOADED, edits=[
     (STORE_IF, "    written = slot >= 0\n    if token >= 0:\n"),
     (STORE_K, STORE_K.replace("mask=mask", "mask=mask & written")), (STORE_V, STORE_V.replace("mask=mask", "mask=mask & written")),
-])  # fmt: skip
+])
 answers.wrong("PyTorch stores", task=5, mistake=NO_KERNEL, edits=[("    T, G, D = k.shape\n    if T == 0:\n        return\n", """    stored, B = slot_mapping >= 0, k_cache.shape[1]
     slots = slot_mapping[stored].long()
     k_cache[slots // B, slots % B], v_cache[slots // B, slots % B] = k[stored], v[stored]
@@ -120,12 +120,12 @@ answers.wrong("slot 0 is padding", task=5, edits=[(STORE_IF, "    if slot > 0:\n
 answers.wrong("V is forgotten", task=5, mistake=ONLY_K, edits=[(STORE_V, "")])
 answers.wrong("K and V exchanged", task=5, mistake=EXCHANGED, edits=[
     (STORE_K, STORE_K.replace("kcd, k,", "kcd, v,")), (STORE_V, STORE_V.replace("vcd, v,", "vcd, k,")),
-])  # fmt: skip
+])
 answers.wrong("no mask for the heads", task=5, mistake=NO_MASK, edits=[(STORE_MASK, "        mask = (offs_g >= 0) & (offs_d < D)  # arange")])
 answers.wrong("no mask for the elements", task=5, mistake=NO_MASK, edits=[(STORE_MASK, "        mask = (offs_g < G) & (offs_d >= 0)  # arange")])
 answers.wrong("V's cache by K's strides", task=5, edits=[
     (STORE_V_AT, STORE_V_AT.replace("stride_v", "stride_k")), (STORE_V, STORE_V.replace("stride_v", "stride_k")),
-])  # fmt: skip
+])
 answers.wrong("k taken for contiguous", task=5, edits=[(STORE_LOAD_K, "        k = tl.load(k_ptr + (token * G + offs_g) * D + offs_d, mask=mask)\n")])
 answers.wrong("v by k's strides", task=5, edits=[(STORE_LOAD_V, STORE_LOAD_V.replace("stride_v", "stride_k"))])
 answers.wrong("slots without a stride", task=5, edits=[("slot_mapping_ptr + token * stride_st", "slot_mapping_ptr + token")])
@@ -153,7 +153,7 @@ KEPT = "        highest = new_highest\n    ### END SOLUTION\n    return acc"
 answers.wrong("the table is read past its end", task=6, mistake=NO_MASK, edits=[(TABLE, TABLE.replace(", mask=exists, other=0", ""))])
 answers.wrong("whole blocks are read", task=6, mistake=GARBAGE, edits=[
     (KV_MASK, "        mask = (position < (end + B - 1) // B * B)[:, None] & (offs_d < D)[None, :]\n"),
-])  # fmt: skip
+])
 answers.wrong("whole tiles are read", task=6, edits=[(KV_MASK, "        mask = (position >= 0)[:, None] & (offs_d < D)[None, :]\n")])
 answers.wrong("elements behind the head's end", task=6, mistake=NO_MASK, edits=[(KV_MASK, "        mask = exists[:, None] & (offs_d >= 0)[None, :]\n")])
 answers.wrong("no `other` for V", task=6, edits=[(LOAD_V, LOAD_V.replace(", other=0.0", ""))])
@@ -169,13 +169,13 @@ answers.wrong("blocks of V taken for contiguous", task=6, edits=[(OFFS_V, "     
 answers.wrong("K is loaded twice", task=6, mistake=READ_TWICE, edits=[(LOAD_K, LOAD_K + LOAD_K)])
 answers.wrong("K by V's strides", task=6, edits=[
     ("        offs_k = block * stride_kn + row * stride_kb + offs_d[None, :] * stride_kd\n", "        offs_k = block * stride_vn + row * stride_vb + offs_d[None, :] * stride_vd\n"),
-])  # fmt: skip
+])
 answers.wrong("a table without a stride", task=6, edits=[(TABLE, TABLE.replace(" * stride_tm", ""))])
 answers.wrong("the block's number in 32 bits", task=6, mistake=NARROW, edits=[(PLACE, "        block, row = block[:, None], (position % B)[:, None]\n")])
 answers.wrong("hidden scores are -10,000", task=6, edits=[(HIDE, HIDE.replace('float("-inf")', "-1e4"))])
 answers.wrong("one block a tile", task=6, edits=[
     (TABLE, "        block = tl.load(table_ptr + (first // B) * stride_tm + tl.zeros([BLOCK_N], tl.int64), mask=exists, other=0)\n"),
-])  # fmt: skip
+])
 answers.wrong("starts with the first tile, whatever the start", task=6, edits=[("    for first in range(start, end, BLOCK_N):\n", "    for first in range(0, end, BLOCK_N):\n")])
 
 # -- task 7 ------------------------------------------------------------------------------------------
@@ -194,24 +194,24 @@ DECODE_STORE = "    tl.store(out_ptr + seq * stride_os + offs_o, out.to(out_ptr.
 
 answers.wrong("heads dealt out in turn", task=7, mistake=DEALT_OUT, edits=[
     (DECODE_MASK, DECODE_MASK.replace("kv_head * R + offs_r", "offs_r * tl.num_programs(1) + kv_head")),
-])  # fmt: skip
+])
 answers.wrong("the first group's heads, stored in their own places", task=7, mistake=FIRST_GROUP, edits=[
     (DECODE_MASK, DECODE_MASK.replace("kv_head * R + offs_r", "offs_r")),
     (DECODE_STORE, DECODE_STORE.replace("+ offs_o", "+ offs_o + kv_head * R * stride_oh")),
-])  # fmt: skip
+])
 answers.wrong("all groups to the first group's place", task=7, mistake=MEET, edits=[
     (DECODE_MASK, DECODE_MASK.replace("kv_head * R + offs_r", "offs_r")),
-])  # fmt: skip
+])
 answers.wrong("not divided", task=7, mistake=NOT_DIVIDED, edits=[(DECODE_OUT, "    out = acc\n")])
 answers.wrong("0 / 0", task=7, mistake=NAN_WITHOUT_CONTEXT, edits=[(DECODE_OUT, "    out = acc / total[:, None]\n")])
 answers.wrong("heads of the next group too", task=7, edits=[(DECODE_MASK, DECODE_MASK.replace("(offs_r < R)", "(offs_r >= 0)"))])
 answers.wrong("q taken for contiguous", task=7, edits=[
     (DECODE_Q, DECODE_Q.replace("seq * stride_qs + offs_q", "(seq * tl.num_programs(1) * R + heads[:, None]) * D + offs_d[None, :]")),
-])  # fmt: skip
+])
 answers.wrong("stored by q's strides", task=7, edits=[(DECODE_STORE, DECODE_STORE.replace("seq * stride_os", "seq * stride_qs"))])
 answers.wrong("sums in the dtype of q", task=7, edits=[
     (ACC, '        acc = (acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")).to(q.dtype).to(tl.float32)\n'),
-])  # fmt: skip
+])
 answers.wrong("one head after another", task=7, mistake=PER_HEAD, edits=[
     ("    visible = tl.zeros([BLOCK_R], tl.int32) + context_len  # the newest token sees all of its context\n",
      "    visible = tl.zeros([BLOCK_R], tl.int32) + context_len\n    for r in range(R - 1):\n"
@@ -219,7 +219,7 @@ answers.wrong("one head after another", task=7, mistake=PER_HEAD, edits=[
      "            k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,\n"
      "            v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,\n"
      "            B, D, BLOCK_R, BLOCK_D, BLOCK_N,\n        )\n"),
-])  # fmt: skip
+])
 
 # -- task 8 ------------------------------------------------------------------------------------------
 
@@ -236,10 +236,10 @@ BOTH_MERGE = """    total = total * shrink + weight
 answers.wrong("stored, and loaded back", task=8, mistake=NEW_LOADED, edits=[
     (BOTH_ATTEND, BOTH_ATTEND.replace("num_earlier", "num_earlier + 1")), (BOTH_VISIBLE, BOTH_VISIBLE.replace("num_earlier", "num_earlier + 1")),
     (BOTH_MERGE, ""),
-])  # fmt: skip
+])
 answers.wrong("the new token counts twice", task=8, edits=[
     (BOTH_ATTEND, BOTH_ATTEND.replace("num_earlier", "num_earlier + 1")), (BOTH_VISIBLE, BOTH_VISIBLE.replace("num_earlier", "num_earlier + 1")),
-])  # fmt: skip
+])
 answers.wrong("only K is stored", task=8, mistake=ONLY_K, edits=[(BOTH_V, "")])
 answers.wrong("K stored by V's strides", task=8, edits=[(BOTH_K, BOTH_K.replace("stride_kcn", "stride_vcn").replace("stride_kcb", "stride_vcb"))])
 answers.wrong("without the new token", task=8, edits=[(BOTH_MERGE, "    total = tl.where(total > 0, total, 1.0)\n")])
@@ -254,7 +254,7 @@ answers.right("products and sums instead of tl.dot, one head stored after anothe
     (STORE_PLACE, "        block = tl.maximum(slot, 0) // B\n        row = slot - block * B\n"),
     ("        offs_g = tl.arange(0, BLOCK_G)[:, None].to(tl.int64)\n        offs_d = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)\n", "        offs_g, offs_d = g, tl.arange(0, BLOCK_D).to(tl.int64)\n"),
     (STORE_MASK, "        mask = written  # arange"),
-])  # fmt: skip
+])
 answers.right("a total for every lane; exp and not exp2; pointers moved step by step", edits=[
     ("    for first in range(0, N, BLOCK):\n        columns = first", "    highest = tl.full([BLOCK], -1e30, tl.float32)\n    total = tl.zeros([BLOCK], tl.float32)\n    for first in range(0, N, BLOCK):\n        columns = first"),
     (SUM_HIGHEST, "        new_highest = tl.maximum(highest, x)\n"),
@@ -267,7 +267,7 @@ answers.right("a total for every lane; exp and not exp2; pointers moved step by 
     (WEIGHTS, "        weights = tl.exp(scores - new_highest[:, None])\n"),
     (SHRINK, "        shrink = tl.exp(highest - new_highest)  # what"),
     (KEPT, "        highest = new_highest\n    highest = highest * 1.4426950408889634\n    ### END SOLUTION\n    return acc"),
-])  # fmt: skip
+])
 answers.right("a while loop, a reciprocal, the merge written otherwise", edits=[
     ("    for first in range(0, N, BLOCK):\n        columns = first", "    first = 0\n    while first < N:\n        columns = first"),
     ("        highest = new_highest\n    tl.store(out_ptr + row", "        highest = new_highest\n        first += BLOCK\n    tl.store(out_ptr + row"),
@@ -275,7 +275,7 @@ answers.right("a while loop, a reciprocal, the merge written otherwise", edits=[
     (BOTH_MERGE, """    total, acc = weight + shrink * total, weight[:, None] * v[None, :].to(tl.float32) + shrink[:, None] * acc
 """),
     (BOTH_SCORE, "    score = tl.sum(q.to(tl.float32) * (k.to(tl.float32) * scale)[None, :], axis=1) / 0.6931471805599453\n"),
-])  # fmt: skip
+])
 answers.right("programs interleaved, a plain `if` for padding, K loaded transposed, rows clamped to the table", edits=[
     (ADD_OFFS, "    offs = tl.program_id(0) + tl.arange(0, BLOCK) * tl.num_programs(0)\n"),
     (GATHER_LOAD, "    values = tl.zeros([BLOCK], table_ptr.dtype.element_ty)\n    if row >= 0:\n        values = tl.load(table_ptr + row * stride_tn + columns * stride_td, mask=exists, other=0.0)\n"),
@@ -286,4 +286,4 @@ answers.right("programs interleaved, a plain `if` for padding, K loaded transpos
     (TABLE, "        block = tl.load(table_ptr + (tl.minimum(position, end - 1) // B).to(tl.int64) * stride_tm)\n"),
     (LOAD_K, "        k = tl.load(k_ptr + tl.trans(offs_k), mask=tl.trans(mask), other=0.0).to(q.dtype)\n"),
     (SCORES, '        scores = tl.dot(q, k, input_precision="ieee") * scale / 0.6931471805599453\n'),
-])  # fmt: skip
+])

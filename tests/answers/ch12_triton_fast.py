@@ -65,19 +65,19 @@ answers = Answers("ch12")
 
 answers.wrong("rounded up", task=1, mistake=ROUNDED_UP, edits=[
     (WANTED, "    wanted = -(-PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_programs))\n"),
-])  # fmt: skip
+])
 answers.wrong("pieces as short as they come", task=1, mistake=TOO_SHORT, edits=[
     (CHOSEN, "    return max(1, min(wanted, MAX_SPLITS))\n"),
-])  # fmt: skip
+])
 answers.wrong("no limit", task=1, mistake=WITHOUT_LIMIT, edits=[
     (CHOSEN, "    return max(1, min(wanted, max_context_len // MIN_SPLIT_LEN))\n"),
-])  # fmt: skip
+])
 answers.wrong("0 pieces", task=1, edits=[(CHOSEN, CHOSEN.replace("max(1, min(", "(min("))])
 answers.wrong("one program a processor", task=1, edits=[(WANTED, WANTED.replace("PROGRAMS_PER_PROCESSOR * ", ""))])
 answers.wrong("fails without programs", task=1, edits=[(WANTED, WANTED.replace("max(1, num_programs)", "num_programs"))])
 answers.wrong("short pieces rounded up", task=1, edits=[
     (CHOSEN, CHOSEN.replace("max_context_len // MIN_SPLIT_LEN", "-(-max_context_len // MIN_SPLIT_LEN)")),
-])  # fmt: skip
+])
 
 # -- task 2 ------------------------------------------------------------------------------------------
 
@@ -89,27 +89,27 @@ answers.wrong("PyTorch copies", task=2, mistake=NO_KERNEL, edits=[("    BLOCK_RO
 answers.wrong("dst to src", task=2, mistake=BACKWARDS, edits=[
     (LOAD_K, LOAD_K.replace("src", "dst")), (STORE_K, STORE_K.replace("dst", "src")),
     (LOAD_V, LOAD_V.replace("src", "dst")), (STORE_V, STORE_V.replace("dst", "src")),
-])  # fmt: skip
+])
 answers.wrong("layer 0 alone", task=2, edits=[
     (OFFS_K, OFFS_K.replace("layer * stride_kl + ", "")), (OFFS_V, OFFS_V.replace("layer * stride_vl + ", "")),
-])  # fmt: skip
+])
 answers.wrong("layer 0 by its first program", task=2, mistake=FIRST_LAYER, edits=[
     (COPY_MASK, COPY_MASK.replace("offs_d < D", "offs_d < D * (1 - layer)")),
-])  # fmt: skip
+])
 answers.wrong("no mask for the elements", task=2, edits=[(COPY_MASK, "    mask = (offs_row < B * G)[:, None] & (offs_d >= 0)\n")])
 answers.wrong("no mask for the rows", task=2, edits=[(COPY_MASK, "    mask = (offs_row >= 0)[:, None] & (offs_d < D)\n")])
 answers.wrong("the rows of the first program, in every one", task=2, edits=[(ROWS, "    offs_row = tl.arange(0, BLOCK_ROWS)")])
 answers.wrong("slot and head exchanged", task=2, edits=[
     (SLOT, "    slot, head = (offs_row % G).to(tl.int64)[:, None], (offs_row // G).to(tl.int64)[:, None]\n"),
-])  # fmt: skip
+])
 answers.wrong("V with K's strides", task=2, edits=[(OFFS_V, "    offs_v = offs_k\n")])
 answers.wrong("a head's elements side by side", task=2, edits=[(OFFS_K, OFFS_K.replace("offs_d * stride_kd", "offs_d"))])
 answers.wrong("a block is taken for contiguous", task=2, edits=[
     (OFFS_K, "    offs_k = layer * stride_kl + offs_row.to(tl.int64)[:, None] * D + offs_d\n"),
-])  # fmt: skip
+])
 answers.wrong("loads every source twice", task=2, edits=[
     (LOAD_K, LOAD_K + LOAD_K),
-])  # fmt: skip
+])
 
 # -- task 3 ------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ answers.wrong("PyTorch merges", task=3, mistake=NO_KERNEL, edits=[("    out_dtyp
 answers.wrong("e instead of 2", task=3, mistake=BASE_E, edits=[(EXP, EXP.replace("tl.exp2", "tl.exp"))])
 answers.wrong("not divided", task=3, mistake=NOT_DIVIDED, edits=[
     (MEAN, "    out = tl.sum(weights[:, None] * pieces, axis=0)\n"),
-])  # fmt: skip
+])
 answers.wrong("no piece has weight 0", task=3, mistake=GHOSTS, edits=[(LOAD_W, LOAD_W.replace('float("-inf")', "0.0"))])
 answers.wrong("no `other` at all", task=3, edits=[(LOAD_W, LOAD_W.replace(', other=float("-inf")', ""))])
 answers.wrong("the highest is not subtracted", task=3, edits=[(EXP, "    weights = tl.exp2(weights)")])
@@ -128,10 +128,10 @@ answers.wrong("-inf minus -inf", task=3, edits=[(EXP, "    weights = tl.exp2(wei
 answers.wrong("0 / 0", task=3, edits=[(MEAN, MEAN.replace("tl.where(total > 0, total, 1.0)", "total"))])
 answers.wrong("pieces without a mask for their width", task=3, edits=[
     (MERGE_MASK, "    mask = exists[:, None] & (offs_d >= 0)[None, :]\n    pieces ="),
-])  # fmt: skip
+])
 answers.wrong("weights without a mask", task=3, edits=[
     (LOAD_W, "    weights = tl.load(weights_ptr + offs_p)\n"),
-])  # fmt: skip
+])
 answers.wrong("every head to the first one's place", task=3, edits=[(OUT_AT, OUT_AT.replace("head * stride_oh + ", ""))])
 answers.wrong("the highest piece wins", task=3, edits=[(EXP, "    weights = tl.where(weights == highest, 1.0, 0.0)")])
 
@@ -144,17 +144,17 @@ answers.wrong("the rest is left over", task=4, edits=[(SPLIT_LEN, "    split_len
 answers.wrong("no whole tiles", task=4, edits=[(SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits)")])
 answers.wrong("a tile more where pieces are whole tiles", task=4, edits=[
     (SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits) // BLOCK_N * BLOCK_N + BLOCK_N"),
-])  # fmt: skip
+])
 answers.wrong("an empty piece weighs 2^0", task=4, edits=[
     (STORE_W, STORE_W.replace("highest + tl.log2(total)", "tl.where(start < end, highest + tl.log2(total), 0.0)")),
-])  # fmt: skip
+])
 answers.wrong("reads to the end, and masks the rest", task=4, mistake=READ_TWICE, edits=[
     (END, "    end = context_len"),
     (PIECE_VISIBLE, "    visible = tl.zeros([BLOCK_R], tl.int32) + tl.minimum(start + split_len, context_len)\n    acc, total, highest"),
-])  # fmt: skip
+])
 answers.wrong("a natural logarithm", task=4, mistake=NATURAL_LOG, edits=[
     (STORE_W, STORE_W.replace("highest + tl.log2(total)", "(highest + tl.log2(total)) * 0.6931471805599453")),
-])  # fmt: skip
+])
 answers.wrong("highest is forgotten", task=4, mistake=WITHOUT_HIGHEST, edits=[(STORE_W, STORE_W.replace("highest + ", ""))])
 answers.wrong("total is forgotten", task=4, edits=[(STORE_W, STORE_W.replace(" + tl.log2(total)", ""))])
 answers.wrong("total itself", task=4, edits=[(STORE_W, STORE_W.replace("highest + tl.log2(total)", "total"))])
@@ -163,7 +163,7 @@ answers.wrong("0 / 0 in an empty piece", task=4, mistake=NAN_IN_EMPTY, edits=[(N
 answers.wrong("all pieces of a head in one place", task=4, edits=[(OFFS_P, OFFS_P.replace(" + split", ""))])
 answers.wrong("pieces side by side, not heads", task=4, edits=[
     (OFFS_P, "    offs_p = (seq * num_splits + split) * num_heads + heads\n"),
-])  # fmt: skip
+])
 answers.wrong("rows of no head are stored", task=4, edits=[(STORE_W, STORE_W.replace("mask=offs_r < R", "mask=offs_r >= 0"))])
 
 # -- task 5 ------------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ answers.wrong("rows of no head are stored", task=4, edits=[(STORE_W, STORE_W.rep
 answers.wrong("counted from position 0", task=5, mistake=UPPER_LEFT, edits=[(VISIBLE, VISIBLE.replace("num_earlier + query", "query"))])
 answers.wrong("not itself", task=5, mistake=NOT_ITSELF, edits=[
     (VISIBLE, VISIBLE.replace("num_earlier + query + 1", "tl.maximum(num_earlier + query, 1)")),
-])  # fmt: skip
+])
 answers.wrong("no causal mask", task=5, mistake=NO_MASK, edits=[
     (VISIBLE, VISIBLE.replace("num_earlier + query + 1", "context_len")),
     (PREFILL_END, "        end = context_len"),
-])  # fmt: skip
+])
 answers.wrong("every tile reads the whole context", task=5, mistake=READS_ALL, edits=[(PREFILL_END, "        end = context_len")])
 answers.wrong("one query too few", task=5, edits=[(PREFILL_END, PREFILL_END.replace("tile_len)", "tile_len - 1)"))])
 answers.wrong("the context before is forgotten in `end`", task=5, edits=[(PREFILL_END, PREFILL_END.replace("num_earlier + ", ""))])
@@ -184,7 +184,7 @@ answers.wrong("the first tile's queries in every one", task=5, edits=[(QUERY, " 
 answers.wrong("the heads of group 0", task=5, edits=[(HEAD, "        head = offs_r % R\n")])
 answers.wrong("heads dealt out in turn", task=5, edits=[
     (HEAD, "        head = offs_r % R * tl.num_programs(1) + kv_head\n"),
-])  # fmt: skip
+])
 answers.wrong("the next sequence's queries too", task=5, edits=[(IS_QUERY, "        is_query = offs_r < tile_len * R\n")])
 answers.wrong("rows behind the tile belong to the next one", task=5, edits=[(IS_QUERY, "        is_query = query < query_len\n")])
 
@@ -192,7 +192,7 @@ answers.wrong("rows behind the tile belong to the next one", task=5, edits=[(IS_
 
 answers.wrong("an ordinary decode", task=6, mistake=PREFIX_PER_SEQUENCE, edits=[
     (CHALLENGE, "    return paged_decode(q, k_cache, v_cache, block_tables, context_lens, scale)\n" + CHALLENGE),
-])  # fmt: skip
+])
 answers.wrong("sequences outermost", task=6, edits=[(GROUP, "    group = q.reshape(1, G * S * R, D)\n")])
 answers.wrong("not brought back", task=6, edits=[(BACK, BACK.replace("x.view(G, S, R, -1).transpose(0, 1).reshape", "x.reshape"))])
 answers.wrong("the shared part twice", task=6, edits=[(OWN, "block_tables, context_lens, scale, 1")])
@@ -212,21 +212,21 @@ answers.right("the merge one piece after another, as an online softmax", edits=[
      "        old, factor = tl.exp2(highest - base), tl.exp2(w - base)\n        piece = tl.load(pieces_ptr + (first + i) * D + offs_d, mask=offs_d < D, other=0.0)\n"
      "        acc, total, highest = acc * old + piece * factor, total * old + factor, new\n"),
     ("    total = tl.sum(weights, axis=0)\n" + MEAN, "    out = acc / tl.where(total > 0, total, 1.0)\n"),
-])  # fmt: skip
+])
 answers.right("the last query is found first", edits=[
     (PREFILL_END, "        last = tl.minimum(first_query + tile_len, query_len) - 1\n        end = num_earlier + last + 1"),
     (IS_QUERY, "        is_query = (offs_r // R < tile_len) & (query < query_len)\n"),
     (VISIBLE, "        visible = tl.where(is_query, context_len - query_len + query + 1, 1)\n"),
-])  # fmt: skip
+])
 answers.right("queries side by side in a tile, not heads", edits=[
     (QUERY, "        query = first_query + offs_r % tile_len\n"),
     (HEAD, "        head = kv_head * R + offs_r // tile_len\n"),
-])  # fmt: skip
+])
 answers.right("tiles counted, not tokens", edits=[
     (SPLIT_LEN, "    num_tiles = tl.cdiv(context_len, BLOCK_N)\n    split_len = tl.cdiv(num_tiles, num_splits) * BLOCK_N"),
     (NO_TOTAL, "    highest = tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float('-inf'))\n" + NO_TOTAL),
     (STORE_W, "    tl.store(weights_ptr + offs_p, highest, mask=offs_r < R)"),
-])  # fmt: skip
+])
 answers.right("a chain of conditions instead of min and max", edits=[
     (WANTED + CHOSEN, '''    pieces = MAX_SPLITS
     if num_programs > 0:
@@ -235,14 +235,14 @@ answers.right("a chain of conditions instead of min and max", edits=[
         pieces -= 1
     return pieces or 1
 '''),
-])  # fmt: skip
+])
 answers.right("the shared part in two pieces, merged once with the rest", edits=[
     ("torch.full_like(context_lens[:1], num_tokens), scale, 1\n", "torch.full_like(context_lens[:1], num_tokens), scale, 2\n"),
     (BACK, "    pieces = shared[0].view(G, S, R, 2, D).transpose(0, 1).reshape(S, H, 2, D)\n    weights = shared[1].view(G, S, R, 2, 1).transpose(0, 1).reshape(S, H, 2, 1)\n"),
-])  # fmt: skip
+])
 answers.right("heads outermost in a block, rows that are no query see nothing, powers of e in the merge", edits=[
     (SLOT, "    slot, head = (offs_row % B).to(tl.int64)[:, None], (offs_row // B).to(tl.int64)[:, None]\n"),
     (EXP, "    weights = tl.exp((weights - tl.where(highest > float('-inf'), highest, 0.0)) * 0.6931471805599453)"),
     (SPLIT_LEN, "    split_len = tl.cdiv(context_len, num_splits * BLOCK_N) * BLOCK_N"),
     (VISIBLE, "        visible = tl.where(is_query, num_earlier + query + 1, 0)\n"),
-])  # fmt: skip
+])

@@ -96,12 +96,12 @@ FIRST = "report.first_token.append(times[0] - arrival)"
 GAPS = "report.between_tokens.extend(later - earlier for earlier, later in pairwise(times))"
 ENDED = 'if finish_reason in ("stop", "length"):'
 NORMALISED = "report.normalised.append((times[-1] - arrival) / len(times))"
-LINEAR = "return Work(num_parameters * itemsize, 2 * num_parameters * num_tokens)"
+LINEAR = "return Cost(num_parameters * itemsize, 2 * num_parameters * num_tokens)"
 IDLE = """    if num_tokens == 0:
-        return Work(0, 0)
+        return Cost(0, 0)
 """
 KV = "kv_bytes = 2 * num_layers * num_kv_heads * head_dim * itemsize"
-ATTENTION = "return Work(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)"
+ATTENTION = "return Cost(num_read * kv_bytes, 4 * num_layers * num_heads * head_dim * num_pairs)"
 LONGEST = "longest = (max(part.num_bytes / bytes_per_s, part.flops / flops_per_s) for part in parts)"
 PRICE = "return sum(longest) + num_launches * launch_s"
 BREAK_EVEN = "return math.ceil(itemsize * flops_per_s / (2 * bytes_per_s))"
@@ -267,7 +267,7 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 
 from minipaged.contiguous import next_power_of_two, reservation
-from minipaged.measure import FAULTS, Interval, Latencies, Work
+from minipaged.measure import FAULTS, Interval, Latencies, Cost
 
 '''
 
@@ -301,15 +301,15 @@ def latencies(requests):
 
 
 def linear_work(num_tokens, num_parameters, itemsize):
-    work = Work(num_parameters * itemsize, 0) if num_tokens else Work(0, 0)
+    work = Cost(num_parameters * itemsize, 0) if num_tokens else Cost(0, 0)
     for _ in range(num_tokens):
-        work = Work(work.num_bytes, work.flops + 2 * num_parameters)
+        work = Cost(work.num_bytes, work.flops + 2 * num_parameters)
     return work
 
 
 def attention_work(num_read, num_pairs, num_layers, num_heads, num_kv_heads, head_dim, itemsize):
-    layer = Work(num_read * 2 * num_kv_heads * head_dim * itemsize, num_pairs * num_heads * 4 * head_dim)
-    return Work(layer.num_bytes * num_layers, layer.flops * num_layers)
+    layer = Cost(num_read * 2 * num_kv_heads * head_dim * itemsize, num_pairs * num_heads * 4 * head_dim)
+    return Cost(layer.num_bytes * num_layers, layer.flops * num_layers)
 
 
 def work_seconds(parts, bytes_per_s, flops_per_s, num_launches=0, launch_s=0.0):
@@ -428,14 +428,14 @@ answers.right("latencies in one pass each, and a nearest rank by negative places
     (GAPS, "for index in range(len(times) - 1):\n            report.between_tokens.append(times[index + 1] - times[index])"),
     (ENDED, 'if not (finish_reason == "abort" or finish_reason == "capacity"):'),
     (BREAK_EVEN, "return math.ceil((itemsize / bytes_per_s) / (2 / flops_per_s))"),
-])  # fmt: skip
+])
 answers.right("faults as a list of conditions", edits=[
     (FOUND, "names = []\n    for fault in FAULTS:\n        if found[fault]:\n            names.append(fault)\n    return names"),
     (MISSING, 'MISSING_RUN: {(run["engine"], run["round"]) for run in counted} != {(engine, run["round"]) for run in counted for engine in ("ours", "theirs")}'),
     (TURNS, "not -2 < sum(1 if ours_began else -1 for ours_began in began) < 2"),
-])  # fmt: skip
+])
 answers.right("the interval from outside in, and Little's law as rate times stay", edits=[
     (SEARCH + "\n        k += 1\n        num_missed += math.comb(n, k)", "for place in range(1, n + 1):\n        if 200 * sum(math.comb(n, i) for i in range(place)) <= (100 - percent) * 2**n:\n            k = place"),
     (INSIDE, "span = max(departures) - min(arrivals)\n    rate = len(stays) / span\n    return rate * (sum(end - start for start, end in stays) / len(stays))"),
     (AT_ONCE, "num_steps = sum(output_len for _, output_len in lengths)\n    return usable / (taken / num_steps)"),
-])  # fmt: skip
+])

@@ -22,12 +22,12 @@ from typing import Any
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from minipaged.chapters import Chapter
 from minipaged.course.grader import kill_children
 from minipaged.course.grading.grade import Grade, fresh_seed, grade_submission
 from minipaged.course.grading.package_view import package_files
 from minipaged.course.grading.results import to_json, write_whole
 from minipaged.course.grading.submission import read_submission
+from minipaged.course.outline import Chapter
 
 TITLE = "Results of the class"
 
@@ -148,8 +148,7 @@ def _cell(text: str) -> str:
 def class_report(grades: list[Grade], failures: dict[str, str]) -> str:
     """A table in Markdown: for each task how many passed it, and the commonest mistake that has a name."""
     lines = [f"# {TITLE}", "", f"{len(grades)} students.", ""]
-    lines += ["| task | passed | | commonest named mistake |",
-             "|---|---|---|---|"]  # fmt: skip
+    lines += ["| task | passed | | commonest named mistake |", "|---|---|---|---|"]
     for name, tests in _by_task(grades).items():
         passed = sum(test["status"] == "passed" for test in tests)
         mistakes = Counter(test["extra_data"]["mistake"] for test in tests if test["extra_data"]["mistake"])

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minipaged.chapters import Chapter
 from minipaged.course.grader import TestResult, run_grader
 from minipaged.course.grading.sandbox import Limits, isolation
 from minipaged.course.grading.submission import Submission, read_submission
+from minipaged.course.outline import Chapter
 from minipaged.course.pytest_plugin import ISOLATED
 from minipaged.course.report import ChapterReport, TaskReport, explain, sort_results
 from minipaged.course.seed import VARIABLE
@@ -50,11 +50,14 @@ def grade_submission(
         "stdout_visibility": "hidden",
         "tests": tests,
         "extra_data": {
-            "student": folder.resolve().name, "seed": seed, "isolation": isolation().level,
-            "chapters": [chapter.key for chapter in chapters], "fingerprint": submission.fingerprint,
+            "student": folder.resolve().name,
+            "seed": seed,
+            "isolation": isolation().level,
+            "chapters": [chapter.key for chapter in chapters],
+            "fingerprint": submission.fingerprint,
             "max_score": sum(test["max_score"] for test in tests),
         },
-    }  # fmt: skip
+    }
 
 
 def _grade_chapter(
@@ -84,8 +87,12 @@ def _check_grader(results: list[TestResult]) -> None:
 
 def _entry(report: ChapterReport, task: TaskReport) -> dict[str, Any]:
     """A task in Gradescope's words. What a failure shows is the learner's own calls and values."""
-    notes = {"passed": "all its tests passed", "not written": "not written yet", "skipped": "skipped",
-             "waiting": f"waits for task {', '.join(map(str, task.waits_for))}"}  # fmt: skip
+    notes = {
+        "passed": "all its tests passed",
+        "not written": "not written yet",
+        "skipped": "skipped",
+        "waiting": f"waits for task {', '.join(map(str, task.waits_for))}",
+    }
     lines = explain(task) if task.status == "failed" else [notes[task.status]]
     mistake = task.first_failure.mismatch.get("mistake") if task.first_failure else None
     return {

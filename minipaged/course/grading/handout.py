@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 from minipaged.course.tasks import exercise_file, graded_chapters, grader_file, hidden_file, original_file
 
 COURSE = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "minipaged", "kernels")

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import minipaged
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 from minipaged.course.tasks import original_file
 
 PACKAGE = Path(str(minipaged.__file__)).parent
@@ -25,7 +25,7 @@ PACKAGE = Path(str(minipaged.__file__)).parent
 # of the task itself are taken out; elsewhere all of the chapter's.
 BY_TASK = ("ch06",)
 KERNELS = "kernels/paged"  # where the kernels are in the package
-OTHER_ANSWERS = ("cpu_kernels.py", f"{KERNELS}/torch_twins.py")
+OTHER_ANSWERS = ("backends/numba_loops.py", f"{KERNELS}/torch_twins.py")
 _STUB = re.compile(r"task (\d+): ")
 
 Functions = dict[str, str]  # "BlockAllocator.free": what its stub says

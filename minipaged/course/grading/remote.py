@@ -21,13 +21,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from minipaged import errors
-from minipaged.chapters import Chapter
 from minipaged.course.expectation import Mismatch
 from minipaged.course.grading import sandbox
 from minipaged.course.grading.package_view import Functions, copy_package, hidden_functions
 from minipaged.course.grading.sandbox import Limits
 from minipaged.course.grading.wire import MAX_BYTES, Wire, WireError
 from minipaged.course.layer import MissingName
+from minipaged.course.outline import Chapter
 
 MAX_SHOWN = 4000  # bytes kept of what the submission printed, the last ones
 ENDED = "its process ended: it called exit, crashed, or went over a limit"
@@ -92,9 +92,7 @@ class RemoteMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         connection = self.of._connection
-        return connection.ask(
-            "invoke", of=self.of, name=self.name, args=args, kwargs=tuple(kwargs.items())
-        )
+        return connection.ask("invoke", of=self.of, name=self.name, args=args, kwargs=tuple(kwargs.items()))
 
 
 class Connection(Wire):

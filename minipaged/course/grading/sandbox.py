@@ -29,9 +29,13 @@ import psutil
 MAX_PROCESSES = 64  # threads count, too
 FIRST_UID = 2_000_000  # far above any real user's; each grader has its own
 ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/tmp",
-    "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "",
-}  # fmt: skip
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # $1 is an empty folder, $2 the number of paths to show in it, then come those paths, and then a command.
@@ -85,13 +89,22 @@ class Isolation:
 
 _ALWAYS = ("a process of its own", "limits of time, output, CPU, files")
 _LEVELS = (
-    Isolation("namespaces", (*_ALWAYS, "memory and processes", "files", "other processes", "network"),
-              ("a filter of system calls", "one limit for the memory of all its processes")),
-    Isolation("user", (*_ALWAYS, "memory and processes", "others' files, for writing", "other processes"),
-              ("files hidden from it", "network", "a filter of system calls")),
-    Isolation("limits", (*_ALWAYS, "memory and processes (Linux)"),
-              ("files", "other processes", "network", "a filter of system calls")),
-)  # fmt: skip
+    Isolation(
+        "namespaces",
+        (*_ALWAYS, "memory and processes", "files", "other processes", "network"),
+        ("a filter of system calls", "one limit for the memory of all its processes"),
+    ),
+    Isolation(
+        "user",
+        (*_ALWAYS, "memory and processes", "others' files, for writing", "other processes"),
+        ("files hidden from it", "network", "a filter of system calls"),
+    ),
+    Isolation(
+        "limits",
+        (*_ALWAYS, "memory and processes (Linux)"),
+        ("files", "other processes", "network", "a filter of system calls"),
+    ),
+)
 
 
 @cache
@@ -131,9 +144,13 @@ def start(view: Path, file: Path, scratch: Path, limits: Limits) -> subprocess.P
         folder.chmod(0o755 if folder != work else 0o777)
     return subprocess.Popen(
         _wrap(level, command, [str(view), str(file)], root),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        cwd="/" if is_private else work, env=_environment(),
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        cwd="/" if is_private else work,
+        env=_environment(),
+    )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -205,7 +222,10 @@ def _rlimits(level: str, limits: Limits) -> dict[str, int]:
             with suppress(psutil.Error):
                 running += process.num_threads() if process.uids().real == os.getuid() else 0
     return {
-        "RLIMIT_CPU": limits.cpu_s, "RLIMIT_AS": limits.memory_mib << 20,
-        "RLIMIT_FSIZE": limits.file_mib << 20, "RLIMIT_NPROC": running + MAX_PROCESSES,
-        "RLIMIT_NOFILE": 256, "RLIMIT_CORE": 0,
-    }  # fmt: skip
+        "RLIMIT_CPU": limits.cpu_s,
+        "RLIMIT_AS": limits.memory_mib << 20,
+        "RLIMIT_FSIZE": limits.file_mib << 20,
+        "RLIMIT_NPROC": running + MAX_PROCESSES,
+        "RLIMIT_NOFILE": 256,
+        "RLIMIT_CORE": 0,
+    }

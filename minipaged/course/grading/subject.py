@@ -100,8 +100,11 @@ def _describe(error: BaseException, file: str) -> dict[str, Any]:
         if trace.tb_frame.f_code.co_filename == file:
             place = f"{Path(file).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
-    return {"classes": [kind.__name__ for kind in type(error).__mro__], "message": text[:MAX_MESSAGE],
-            "place": place}  # fmt: skip
+    return {
+        "classes": [kind.__name__ for kind in type(error).__mro__],
+        "message": text[:MAX_MESSAGE],
+        "place": place,
+    }
 
 
 def _limit(limits: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minipaged.chapters import Chapter
+from minipaged.course.outline import Chapter
 
 MAX_SOURCE = 1 << 20  # bytes
 MAX_IGNORED = 10  # names shown

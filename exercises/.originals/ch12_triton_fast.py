@@ -1,0 +1,391 @@
+"""Chapter 12: kernels that keep a whole GPU busy.
+
+You write what is new in three kernels. A decode whose context is shared by several programs: how many pieces
+(task 1), which positions are a program's own and what it leaves behind (task 4), and how pieces become one
+attention again (task 3). A prefill, whose programs serve a tile of queries (task 5). A copy of whole blocks
+(task 2). Launching them is given, and so is `attend`, the loop over K and V that you know from chapter 11.
+
+Dimension letters: S sequences, T new tokens, H query heads, G KV heads, R = H / G, D head size, N blocks,
+B block size, L layers; P pieces of a context. A `tl.constexpr` in capitals is known when the kernel is
+compiled; BLOCK_… are sizes of tiles, powers of two, so they may be larger than what they cover: mask that.
+
+`minipaged check ch12` grades this file, `minipaged hint ch12` helps. The kernels run on a GPU if there is
+one, and else in Triton's interpreter, with every load and store watched. Needs the package triton (Linux).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minipaged.kernels import triton_status
+from minipaged.kernels.paged.checks import (
+    check_copy_blocks,
+    check_paged_decode,
+    check_paged_prefill,
+    check_runs_here,
+)
+from minipaged.kernels.paged.triton_decode import attend, compute_dtypes, paged_decode, tile_sizes
+
+MIN_SPLIT_LEN = 256  # tokens; a shorter piece isn't worth a program and a row of the merge
+MAX_SPLITS = 128
+PROGRAMS_PER_PROCESSOR = 2  # while one waits for memory, the other computes
+COPY_TILE = 4096  # elements of K, and of V, that one program of copy_blocks moves
+
+
+def choose_num_splits(num_programs: int, max_context_len: int, num_processors: int) -> int:
+    """Into how many pieces to split each context, when without splitting `num_programs` would run.
+
+    As many as give every processor of the GPU PROGRAMS_PER_PROCESSOR programs, but no piece shorter than
+    MIN_SPLIT_LEN tokens. One sequence with 8 KV heads on 132 processors: 33 pieces of a context of 128k
+    tokens, 4 pieces of 1k, and a batch of 64 is not split at all. At most MAX_SPLITS pieces, and at least
+    one, whatever comes: no programs, no context. Division rounds down.
+
+    >>> choose_num_splits(8, 131072, 132), choose_num_splits(8, 1024, 132), choose_num_splits(512, 4096, 132)
+    (33, 4, 1)
+    """
+    # Task 1 ★ how many pieces (10 points, about 5 minutes)
+    # 1. How many programs does the GPU want, in all? How many pieces is that, for each of the num_programs?
+    # 2. How many pieces of MIN_SPLIT_LEN tokens does the context have?
+    # 3. The smaller of the two, within 1 and MAX_SPLITS.
+    raise NotImplementedError("ch12_triton_fast, task 1: how many pieces")
+
+
+def num_processors(device: torch.device) -> int:
+    """Given: how many programs run at the same time: a GPU's multiprocessors; 1 on a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
+    """Given: copy whole blocks in every layer, in place.
+
+    k_cache, v_cache: [L, N, B, G, D], of one dtype; any strides will do. copies: [C, 2], int32 or int64, each
+    (src, dst). A dst is no other's dst, and nobody's src: copies run in any order. Bytes moved:
+    4 · C · L · B · G · D elements, half of them read and half written.
+
+    Example::
+
+        copy_blocks(k_cache, v_cache, torch.tensor([[3, 7]]))  # block 7 is now what block 3 is, in all layers
+
+    Raises ValueError for shapes, dtypes or devices that don't fit, and, on the CPU, for block ids out of
+    range and copies that get in each other's way.
+    """
+    check_copy_blocks(k_cache, v_cache, copies)
+    check_runs_here("copy_blocks", k_cache)
+    L, _, B, G, D = k_cache.shape
+    if len(copies) == 0 or k_cache.numel() == 0:
+        return
+    BLOCK_D = triton.next_power_of_2(D)
+    BLOCK_ROWS = min(triton.next_power_of_2(B * G), max(1, COPY_TILE // BLOCK_D))
+    _copy_blocks_kernel[(len(copies), L, triton.cdiv(B * G, BLOCK_ROWS))](
+        k_cache, v_cache, copies, *k_cache.stride(), *v_cache.stride(), *copies.stride(), B, G, D,
+        BLOCK_ROWS=BLOCK_ROWS, BLOCK_D=BLOCK_D,
+    )
+
+
+@triton.jit
+def _copy_blocks_kernel(
+    k_cache_ptr, v_cache_ptr, copies_ptr,
+    stride_kl, stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vl, stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_cc, stride_cp,
+    B, G, D, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    """One program: one copy (src, dst), in one layer, of BLOCK_ROWS of the block's B · G rows of D elements.
+
+    Row r of a block is slot r // G, KV head r % G; this program's are the rows program_id(2) · BLOCK_ROWS and
+    following, as far as there are rows. K and V have strides of their own.
+
+    Example: B = 4, G = 2, so 8 rows: row 5 is slot 2, head 1, at slot · stride_kb + head · stride_kg.
+    """
+    copy = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    src = tl.load(copies_ptr + copy * stride_cc).to(tl.int64)
+    dst = tl.load(copies_ptr + copy * stride_cc + stride_cp).to(tl.int64)
+    # Task 2 ★★ copy whole blocks (15 points, about 15 minutes)
+    # 1. The rows of this program [BLOCK_ROWS], and each one's slot and head, as columns [BLOCK_ROWS, 1].
+    # 2. offs_d, the elements of a row, as a row [1, BLOCK_D]; the mask, for both may be too many.
+    # 3. Offsets within a block of this layer, for K and for V; 64 bits, as everywhere.
+    # 4. Load from block src, store to block dst.
+    raise NotImplementedError("ch12_triton_fast, task 2: copy whole blocks")
+
+
+def merge_pieces(pieces: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Given: the attention to a whole context from the attentions to its pieces: their mean by 2^weight.
+
+    pieces: [S, H, P, D] and weights: [S, H, P], both fp32, contiguous, as `decode_pieces` gives them.
+    Returns [S, H, D] of `dtype`; zeros where all pieces are empty.
+    """
+    S, H, P, D = pieces.shape
+    out_dtype, _ = compute_dtypes(dtype)
+    out = torch.empty(S, H, D, dtype=out_dtype, device=pieces.device)
+    _merge_kernel[(S, H)](
+        pieces, weights, out, P, *out.stride(), D,
+        BLOCK_SPLITS=triton.next_power_of_2(P), BLOCK_D=triton.next_power_of_2(D),
+    )
+    return out.to(dtype)
+
+
+@triton.jit
+def _merge_kernel(
+    pieces_ptr, weights_ptr, out_ptr, num_splits, stride_os, stride_oh, stride_od,
+    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    """One program: one sequence, one query head; all its pieces become one attention.
+
+    pieces_ptr: [S, H, num_splits, D] and weights_ptr: [S, H, num_splits], contiguous. With w the weights:
+
+        out = Σ 2^w · piece / Σ 2^w        over the num_splits pieces
+
+    An empty piece has w = -inf, so 2^w = 0. If all are empty, the result is 0. w may be 1000 or -1000, where
+    2^w is inf or 0: subtract the largest first, as in every softmax.
+
+    Example: weights [3, 1], pieces [[10.], [20.]]: (8 · 10 + 2 · 20) / 10 = 12.
+    """
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    offs_s = tl.arange(0, BLOCK_SPLITS)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    offs_p = (seq * tl.num_programs(1) + head) * num_splits + offs_s
+    exists = offs_s < num_splits
+    # Task 3 ★★ merge the pieces (20 points, about 15 minutes)
+    # 1. Load the weights of the pieces that exist; what is -inf the right `other` for?
+    # 2. Their highest, and 2^(w - highest); -inf - -inf is NaN, so take 0 for a highest of -inf.
+    # 3. Load the pieces, [BLOCK_SPLITS, BLOCK_D], masked in both directions.
+    # 4. The weighted mean (tl.sum over axis 0), stored at [seq, head] of out, in out's dtype.
+    raise NotImplementedError("ch12_triton_fast, task 3: merge the pieces")
+
+
+def paged_decode_split(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """Given: `paged_decode` with each context shared by `num_splits` programs per KV head.
+
+    Same shapes and errors. By default `choose_num_splits` chooses, from the width of the tables; 1 is plain
+    `paged_decode`. The pieces take num_splits · S · H · (D + 1) · 4 bytes, written and read once.
+    """
+    check_paged_decode(q, k_cache, v_cache, block_tables, context_lens)
+    check_runs_here("paged_decode_split", q)
+    _, B, G, _ = k_cache.shape
+    if num_splits is None:
+        num_splits = choose_num_splits(len(q) * G, block_tables.shape[1] * B, num_processors(q.device))
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}: got {num_splits}")
+    if num_splits == 1 or q.numel() == 0:
+        return paged_decode(q, k_cache, v_cache, block_tables, context_lens, scale)
+    pieces, weights = decode_pieces(q, k_cache, v_cache, block_tables, context_lens, scale, num_splits)
+    return merge_pieces(pieces, weights, q.dtype)
+
+
+def decode_pieces(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float,
+    num_splits: int,
+) -> tuple[Tensor, Tensor]:
+    """Given: attention of one new token per sequence to each of `num_splits` pieces of its context, apart.
+
+    Arguments as in `paged_decode`, checked by the caller. The pieces of a context are equally long, up to
+    whole tiles of `attend`; the last ones may be empty.
+
+    Returns pieces [S, H, num_splits, D] in fp32, each an attention of its own, and weights
+    [S, H, num_splits] in fp32: log2 of the sum of exp(score) in the piece; of an empty one, 0 and -inf.
+    """
+    (S, H, D), (_, B, G, _) = q.shape, k_cache.shape
+    _, dot_dtype = compute_dtypes(q.dtype)
+    pieces = torch.empty(S, H, num_splits, D, dtype=torch.float32, device=q.device)
+    weights = torch.empty(S, H, num_splits, dtype=torch.float32, device=q.device)
+    _paged_decode_split_kernel[(S, G, num_splits)](
+        q, k_cache, v_cache, block_tables, context_lens, pieces, weights, scale, num_splits,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
+        B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
+    )
+    return pieces, weights
+
+
+@triton.jit
+def _paged_decode_split_kernel(
+    q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, pieces_ptr, weights_ptr, scale,
+    num_splits,
+    stride_qs, stride_qh, stride_qd,
+    stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_ts, stride_tm, stride_cs,
+    B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
+):
+    """One program: the R query heads of one KV head of one sequence, and piece number `split` of its context.
+
+    A piece is split_len positions long, so that num_splits of them cover the context, rounded up to whole
+    tiles of BLOCK_N. The last one ends where the context ends; behind it a piece may be empty. The program
+    leaves the attention to its piece, in pieces_ptr [S, H, num_splits, D], and the piece's weight, in
+    weights_ptr [S, H, num_splits], both contiguous: log2 of the sum of exp(score). Empty: 0 and -inf.
+
+    Example: 600 tokens, num_splits 4, BLOCK_N 128: split_len is 256, the pieces are positions 0-255, 256-511,
+    512-599 and none.
+    """
+    seq = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    offs_r = tl.arange(0, BLOCK_R).to(tl.int64)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    mask = (offs_r < R)[:, None] & (offs_d < D)[None, :]
+    heads = kv_head * R + offs_r
+    offs_q = heads[:, None] * stride_qh + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptr + seq * stride_qs + offs_q, mask=mask, other=0.0).to(DOT_DTYPE)
+
+    context_len = tl.load(context_lens_ptr + seq * stride_cs).to(tl.int32)
+    # Task 4 ★★ one piece per program (20 points, about 20 minutes)
+    # 1. `start` and `end` of this program's positions; tl.cdiv divides and rounds up, tl.minimum.
+    # 2. After the loop: `acc` are weights times V summed, `total` the sum of weights, and a weight is
+    #    2^(score / ln 2 - highest). An empty piece has total 0 and highest -inf, and 0 / 0 is NaN.
+    # 3. Where does this program's row of each of its heads begin? `heads` are their numbers.
+    # 4. Store the piece, and highest + log2(total).
+    raise NotImplementedError("ch12_triton_fast, task 4: one piece per program")
+    visible = tl.zeros([BLOCK_R], tl.int32) + context_len
+    acc, total, highest = attend(
+        q, visible, start, end, scale, block_tables_ptr + seq * stride_ts, stride_tm,
+        k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
+        v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
+        B, D, BLOCK_R, BLOCK_D, BLOCK_N,
+    )
+    raise NotImplementedError("ch12_triton_fast, task 4: one piece per program")
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    max_query_len: int | None = None,
+) -> Tensor:
+    """Given: causal attention of every sequence's newest tokens to its whole context, through its table.
+
+    q: [T, H, D], the new tokens of all sequences one after another; sequence s owns rows query_start_loc[s]
+    up to query_start_loc[s+1] of [S+1]. The rest as in `paged_decode`, with S rows of tables and lengths.
+    Query i of m at context length c sees positions 0 … c - m + i: with m = c this is a whole prompt, with
+    m < c a chunk of one that has earlier context. `max_query_len` is the largest m; if it isn't given it is
+    read from query_start_loc, which on a GPU waits for all work before.
+
+    Returns [T, H, D] of q's dtype, computed in fp32; rows without context or sequence are zeros.
+
+    Example: two sequences, a prompt of 3 tokens and 2 more tokens of one that has 6 by now::
+
+        paged_prefill(q, k_cache, v_cache, block_tables, torch.tensor([3, 6]), torch.tensor([0, 3, 5]), scale)
+
+    Raises ValueError as `paged_decode` does, and for queries that outnumber their context.
+    """
+    check_paged_prefill(q, k_cache, v_cache, block_tables, context_lens, query_start_loc)
+    check_runs_here("paged_prefill", q)
+    (_, H, D), (_, B, G, _), S = q.shape, k_cache.shape, len(context_lens)
+    dtype, dot_dtype = compute_dtypes(q.dtype)
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    if out.numel() == 0 or S == 0:
+        return out.to(q.dtype)
+    if max_query_len is None:
+        max_query_len = int(query_start_loc.diff().max())
+    R = H // G
+    tiles = tile_sizes(max(R, prefill_rows(D, q.dtype)), D, q.dtype)
+    _paged_prefill_kernel[(triton.cdiv(max_query_len, tiles["BLOCK_R"] // R), G, S)](
+        q, k_cache, v_cache, block_tables, context_lens, query_start_loc, out, scale,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
+        query_start_loc.stride(0), *out.stride(), B, R, D, DOT_DTYPE=dot_dtype, **tiles,
+    )
+    return out.to(q.dtype)
+
+
+def prefill_rows(head_dim: int, dtype: torch.dtype) -> int:
+    """Given: how many rows (a query's head each) share one pass over K and V: as many as registers hold.
+
+    bf16: 128 up to a head size of 128, then 64. fp32, which has no tensor cores: 32 for 64, then 16.
+    """
+    if triton_status().interpret:
+        return 256
+    elements = 2048 if dtype == torch.float32 else 16384
+    return min(128, elements // triton.next_power_of_2(head_dim))
+
+
+@triton.jit
+def _paged_prefill_kernel(
+    q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, query_start_loc_ptr, out_ptr, scale,
+    stride_qt, stride_qh, stride_qd,
+    stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_ts, stride_tm, stride_cs, stride_ls,
+    stride_ot, stride_oh, stride_od,
+    B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
+):
+    """One program: tile number program_id(0) of one sequence's queries, with the R heads of one group each.
+
+    The tile has BLOCK_R rows and takes tile_len = BLOCK_R // R queries; row r is query r // R of the tile,
+    head r % R of the group. Rows without a query of this sequence (behind tile_len · R, or behind the last
+    query) must load and store nothing. Query i of query_len, at context_len, sees positions below
+    context_len - query_len + i + 1.
+
+    Example: R = 3, BLOCK_R = 8: two queries a tile; row 4 is query 1 of the tile, head 1, and rows 6 and 7
+    are nobody. A chunk of 5 queries has 3 tiles, and the last one holds one query.
+    """
+    kv_head = tl.program_id(1).to(tl.int64)
+    seq = tl.program_id(2).to(tl.int64)
+    first_token = tl.load(query_start_loc_ptr + seq * stride_ls).to(tl.int64)
+    query_len = (tl.load(query_start_loc_ptr + (seq + 1) * stride_ls) - first_token).to(tl.int32)
+    tile_len: tl.constexpr = BLOCK_R // R  # queries; each brings the R heads of its group
+    first_query = tl.program_id(0) * tile_len
+    if first_query < query_len:  # the grid is as long as the longest sequence
+        offs_r = tl.arange(0, BLOCK_R)
+        # Task 5 ★★ many queries a program (20 points, about 20 minutes)
+        # 1. For each row: `query`, its number in the sequence; `head`, its query head of H; `is_query`.
+        # 2. `visible`, below which position each row sees; a row that is no query sees one, for 0 / 0 is NaN.
+        # 3. `end`: what the last query of this tile sees. Further tiles of K and V need not be read.
+        raise NotImplementedError("ch12_triton_fast, task 5: many queries a program")
+        offs_d = tl.arange(0, BLOCK_D).to(tl.int64)
+        mask = is_query[:, None] & (offs_d < D)[None, :]
+        token = first_token + query
+        offs_q = token[:, None] * stride_qt + head[:, None] * stride_qh + offs_d[None, :] * stride_qd
+        q = tl.load(q_ptr + offs_q, mask=mask, other=0.0).to(DOT_DTYPE)
+
+        context_len = tl.load(context_lens_ptr + seq * stride_cs).to(tl.int32)
+        num_earlier = context_len - query_len  # tokens before the first query
+        raise NotImplementedError("ch12_triton_fast, task 5: many queries a program")
+        acc, total, _ = attend(
+            q, visible, 0, end, scale, block_tables_ptr + seq * stride_ts, stride_tm,
+            k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
+            v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
+            B, D, BLOCK_R, BLOCK_D, BLOCK_N,
+        )
+        out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        offs_o = token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :] * stride_od
+        tl.store(out_ptr + offs_o, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def paged_decode_shared(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, num_shared: int,
+    scale: float,
+) -> Tensor:
+    """A challenge: `paged_decode` of sequences that begin with the same `num_shared` blocks, read once.
+
+    All rows of block_tables begin with the same num_shared ≥ 0 blocks, all full: a system prompt that the
+    prefix cache shares. Every context has at least one token behind them. The other arguments, and the result
+    [S, H, D] in q's dtype, as in `paged_decode`. Kernels load each KV head of each shared slot once, not S
+    times, and no slot behind the shared ones more than once.
+
+    Example: 3 sequences of 70, 80 and 90 tokens, block size 16, num_shared 4: 64 + 6 + 16 + 26 slots are
+    read, instead of 240.
+    """
+    # Task 6 ★★★ a shared prefix, read once (15 points, about 30 minutes)
+    # 1. To the shared blocks, S sequences with R heads a group are one sequence with S · R heads a group.
+    #    Bring q into that shape [1, G · S · R, D]: which dimension must be outermost?
+    # 2. decode_pieces of it over the shared blocks, 1 split: pieces and weights, back to [S, H, 1, …].
+    # 3. decode_pieces of q over the rest of the tables, with shorter contexts.
+    # 4. Two pieces of each context, side by side: merge_pieces.
+    raise NotImplementedError("ch12_triton_fast, task 6: a shared prefix, read once")
