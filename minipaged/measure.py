@@ -4,7 +4,7 @@ Why it exists: a benchmark writes down times; everything else about it is arithm
 not. Here is that arithmetic, on plain numbers, so that it can be tested: latencies of requests, the price of
 a step in bytes and FLOPs, ratios of equal work, an interval for a median, and Little's law.
 What it leaves out: taking times (`minipaged bench`), and the constants of machines and models
-(`cost_model.py`). It imports no PyTorch. Chapter 13.
+(`minipaged/simulation/cost_model.py`). It imports no PyTorch. Chapter 13.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Why it exists: sharing, copies and preemptions last a few steps each and leave no trace in the text that comes
 out. Here one watches them happen, in the package's layers or in one's own.
-What it leaves out: the run itself (`recording.py`), and pictures for notebooks (`player.py`, `draw.py`).
+What it leaves out: the run itself (`minipaged/pictures/recording.py`), and pictures for notebooks.
 """
 
 from __future__ import annotations

@@ -129,4 +129,4 @@ class _UntilFailed:
 
     def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if not self.mistake or getattr(call.excinfo and call.excinfo.value, "mistake", "") == self.mistake:
-            node.session.shouldstop = "judged"
+            node.session.shouldfail = "judged"  # not shouldstop: pytest would draw up where it was

@@ -2,7 +2,7 @@
 
 Why not plain `assert`: a reader needs to know what was called, what should have come and what came, and the
 name of the mistake if it is a known one; `minipaged check` shows those four. What it leaves out: sequences of
-operations (`replay.py`).
+operations (`comparison.py`).
 """
 
 from __future__ import annotations

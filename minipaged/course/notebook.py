@@ -57,7 +57,9 @@ def serve_with(*chapters: str, folder: str = "exercises") -> None:
     expected = _serve(llm, Parts(), 16 * POOL_TOKENS)
     names = " and ".join(f"{folder}/{chapter}" for chapter in chapters)
     got = attempt(
-        names, lambda: _serve(llm, load_parts(find_root() / folder, *chapters), POOL_TOKENS), instead=expected
+        names,
+        lambda: _serve(llm, load_parts(find_root() / folder, *chapters), POOL_TOKENS),
+        instead=lambda: expected,
     )
     if got is None:
         return

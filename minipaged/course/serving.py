@@ -62,8 +62,8 @@ def serve_all(engine: Engine) -> Serving:
     return Serving(outputs, most_at_once, stats.steps, stats.preemptions, stats.copies)
 
 
-def attempt(whose: str, serve: Callable[[], Result], instead: Result) -> Result | None:
-    """`serve()` with a reader's layers; `instead`, what the package's own gave, if one of them is not written
+def attempt(whose: str, serve: Callable[[], Result], instead: Callable[[], Result]) -> Result | None:
+    """`serve()` with a reader's layers; `instead()`, with the package's own, if one of them is not written
     yet; None if one fails, whatever it raises. The last two are explained in a line or two.
 
     Not Ctrl-C, which is meant for the notebook.
@@ -73,7 +73,7 @@ def attempt(whose: str, serve: Callable[[], Result], instead: Result) -> Result 
     except NotImplementedError as error:
         print(f"{whose} can't serve yet: {error}.")
         print("Until it is written, the package's own layer takes its place. It says:")
-        return instead
+        return instead()
     except (Exception, SystemExit) as error:
         print(f"{whose} could not serve: {type(error).__name__}: {error}")
         return None

@@ -41,7 +41,7 @@ def test_a_failure_is_told_in_a_line(failure: BaseException, capsys: pytest.Capt
     def fail() -> int:
         raise failure
 
-    assert attempt("yours", fail, instead=1) is None
+    assert attempt("yours", fail, instead=lambda: 1) is None
     assert capsys.readouterr().out == f"yours could not serve: {type(failure).__name__}: out\n"
 
 
@@ -51,7 +51,7 @@ def test_what_is_not_written_is_the_package_s_and_a_result_is_passed_on(
     def stub() -> int:
         raise NotImplementedError("ch06, task 1: fork")
 
-    assert attempt("yours", stub, instead=1) == 1 and attempt("yours", lambda: 2, instead=1) == 2
+    assert attempt("yours", stub, instead=lambda: 1) == 1 and attempt("yours", lambda: 2, instead=lambda: 1) == 2
     assert "yours can't serve yet: ch06, task 1: fork." in capsys.readouterr().out
 
 
@@ -60,7 +60,7 @@ def test_an_interrupt_is_the_notebook_s() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attempt("yours", interrupted, instead=1)
+        attempt("yours", interrupted, instead=lambda: 1)
 
 
 @pytest.mark.parametrize("how", BROKEN)

@@ -50,11 +50,17 @@ def serve_traditionally(pool_tokens: int = 1024, max_model_len: int = 256, num_r
         layer = load_layer(find_root(), find_chapter(find_root(), "ch02"), "exercises")
         return serve(layer.ArenaBlocks, max_model_len)
 
-    paged, of_package = serve(BlockAllocator, PAGED_BLOCK_SIZE), serve(ArenaBlocks, max_model_len)
-    reserved = attempt("exercises/ch02", serve_with_own, instead=of_package)
+    whose = "the arena in exercises/ch02_contiguous.py"
+
+    def serve_with_the_package_s() -> Serving:
+        nonlocal whose
+        whose = "the package's arena"
+        return serve(ArenaBlocks, max_model_len)
+
+    reserved = attempt("exercises/ch02", serve_with_own, instead=serve_with_the_package_s)
     if reserved is None:
         return
-    whose = "the package's arena" if reserved is of_package else "the arena in exercises/ch02_contiguous.py"
+    paged = serve(BlockAllocator, PAGED_BLOCK_SIZE)
     lines = ((f"reserved to {max_model_len} tokens by {whose}", reserved), ("in blocks of 16 tokens", paged))
     for name, serving in lines:
         print(f"  {name}: {serving.most_at_once} at once, {serving.steps} steps")

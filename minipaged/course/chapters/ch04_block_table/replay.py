@@ -1,7 +1,7 @@
 """A trace served in blocks, without a model: chapter 02's experiment again, with block tables.
 
 Why it exists: to measure the paged way by the same rules, on the same requests and in the same memory as the
-traditional ones in `arena_replay.py`. Every step gives each running sequence one more token. When a sequence
+traditional ones in chapter 02's `replay.py`. Every step gives each running sequence one more token. When a sequence
 needs a block and none is free, the last one that came is preempted: it gives its blocks back and starts
 again later, with the tokens that it had. What it leaves out: time, as there. Chapter 04.
 """

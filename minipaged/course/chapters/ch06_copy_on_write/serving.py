@@ -1,7 +1,7 @@
 """Samples and beams in the real engine: what is held in every step, and whether a reader's sharing is right.
 
 Why it exists: `serve_with` serves single answers, in which nothing is forked. What it leaves out: blocks
-counted without a model (`sharing_replay.py`). Chapter 06.
+counted without a model (`minipaged/simulation/sharing.py`). Chapter 06.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def serve_branches_with(*chapters: str, folder: str = "exercises") -> None:
     expected = _serve(llm, Parts(), 10 * POOL_BLOCKS)
     names = " and ".join(f"{folder}/{chapter}" for chapter in chapters)
     got = attempt(
-        names, lambda: _serve(llm, load_parts(find_root() / folder, *chapters), POOL_BLOCKS), instead=expected
+        names,
+        lambda: _serve(llm, load_parts(find_root() / folder, *chapters), POOL_BLOCKS),
+        instead=lambda: expected,
     )
     if got is None:
         return

@@ -2,7 +2,7 @@
 
 Why it exists: who runs when, and with how many tokens, does not depend on what the tokens say. So a scheduler
 can be judged, step by step and in plain data, without PyTorch. What it leaves out: time
-(`schedule_replay.py`). Chapter 08.
+(`replay.py`). Chapter 08.
 """
 
 from __future__ import annotations
