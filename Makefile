@@ -1,5 +1,6 @@
 # make learn   everything from nothing: environment, model, JupyterLab on notebooks/
 # make test    the same environment: ruff, mypy, notebooks up to date, every test
+# make quick   ruff, mypy, the engine's tests and those of the chapters that you touched: the inner loop
 # make build   notebooks from notebooks/source/
 # make check   ruff, mypy, and whether the notebooks are up to date; no tests
 
@@ -7,16 +8,21 @@ PYTHON ?= python3
 MODEL := smollm2-135m
 BIN := .venv/bin
 STAMP := .venv/installed
+# The formatter's; tests, solutions, exercises and notebooks are laid out by hand, for the reader.
+FORMATTED := minipaged kernels tools setup.py
 # JupyterLab refuses to run as root, which is what one is in most containers, unless told.
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: learn test build check lint model
+.PHONY: learn test quick build check lint model
 
 learn: model
 	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB_FLAGS)
 
 test: lint model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+quick: lint
+	$(BIN)/python tools/quick.py
 
 build: model
 	$(BIN)/python tools/build.py
@@ -26,13 +32,14 @@ check: lint model
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(FORMATTED)
 	$(BIN)/mypy
 
 # A model that can't be fetched stops nobody: the reason is printed, and the tiny model takes its place.
 model: $(STAMP)
 	@$(BIN)/minipaged fetch $(MODEL) || echo "$(MODEL) is not here (see above): going on with the tiny model."
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "minipaged needs Python 3.10 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,fast]'

@@ -20,7 +20,7 @@ Who writes a field once it is made (tests/engine/test_request.py holds everyone 
     cumulative_logprob, score           beam_search                   a step continues a beam
     index, sequences                    request                       branches fork; beams are ranked anew
     table, fork_of, num_published       block_manager                 admission, preemption, a full block
-    table, fork_of, num_published       request                       blocks are given back, or lost in a failure
+    table, fork_of, num_published       request                       blocks given back, or lost in a failure
     table                               simulation/contiguous_memory  admission, in the block manager's place
     block_keys                          block_manager                 a key is asked for the first time
     num_cached_tokens                   block_manager                 admission

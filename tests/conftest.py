@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -12,15 +14,36 @@ from hypothesis import Phase, settings
 from minipaged.course.seed import run_seed
 
 MODEL = "smollm2-135m"
+UNITS = ("test_answers.py", "test_build.py")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads collapse when a neighbour is busy
 
-# No deadline, for a busy machine is no bug; the same examples every time, but for grades; and one failure,
+# No deadline, for a busy machine is not a bug; the same examples every time, but for grades; and one failure,
 # the shortest. No phase "explain": it takes longer than all others together, and tells a reader nothing.
 settings.register_profile(
     "minipaged", deadline=None, derandomize=run_seed() is None, database=None, report_multiple_bugs=False,
     print_blob=False, phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
 settings.load_profile("minipaged")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that two processes end together."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file stay in one process, with what they share; but a chapter's answers, and a notebook,
+    are a unit each. (xdist's own groups, `--dist loadgroup`, have no effect under pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            unit = re.search(r"\[(ch\d\d)[-\]]", test) if file.endswith(UNITS) else None
+            return f"{file} {unit[1]}" if unit else file
+
+    return ByUnit(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@
     python tools/build.py --measure ch13  take the notebooks' timings anew
 
 solutions/chNN_name.py becomes exercises/chNN_name.py, and a second copy in exercises/.originals/, which
-`minipaged reset` restores. An exercise that somebody has begun to solve is left alone.
+`minipaged reset` restores. An exercise that a reader has begun to solve is left alone.
 
 notebooks/source/chNN_name.py becomes notebooks/chNN_name.ipynb. A rebuild gives the same bytes: cell ids come
 from the cells' text, and nothing of the machine is recorded. A cell tagged "timing" measures time, so its
 output is kept from the notebook on disk while its text stays.
 
-Left out: deciding what must be seeded. A cell that draws random numbers without a seed shows up in --check.
+Nothing here decides what must be seeded: a cell that draws random numbers without a seed shows up in --check.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def update_exercises(root: Path, keys: list[str], check: bool) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """A file's text, and "" if there is none; what a reader wrote need not be UTF-8."""
+    """A file's text, or "" if it is missing; what a reader wrote need not be UTF-8."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 

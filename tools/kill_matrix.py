@@ -28,7 +28,7 @@ def main(keys: list[str]) -> int:
             print(f"{chapter.key} has no tests/answers/{chapter.file_stem}.py")
             num_problems += 1
             continue
-        verdicts = [judge(ROOT, chapter, answer) for answer in load_answers(ROOT, chapter)]
+        verdicts = judge(ROOT, chapter, load_answers(ROOT, chapter))
         print(matrix(chapter.key, [task.number for task in tasks], verdicts), flush=True)
         num_problems += sum(bool(verdict.problem) for verdict in verdicts)
     print(f"{num_problems} answers judged wrongly" if num_problems else "no survivor and no false alarm")

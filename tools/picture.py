@@ -3,7 +3,7 @@
     python tools/picture.py            writes docs/memory.png
     python tools/picture.py FILE.png   writes it elsewhere
 
-Left out: every other picture, which lives in a notebook.
+Every other picture lives in a notebook.
 """
 
 from __future__ import annotations

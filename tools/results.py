@@ -6,7 +6,7 @@
     python tools/results.py --run paper-2 soak
 
 Every file was written by `minipaged bench … --json FILE`, and says by which command, on which machine and
-when. A picture of the same name (`--png`) is shown above its numbers. Left out: judging the numbers.
+when. A picture of the same name (`--png`) is shown above its numbers. The numbers are not judged.
 """
 
 from __future__ import annotations

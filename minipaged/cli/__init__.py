@@ -1,9 +1,8 @@
 """The command line: fetch a model, generate, chat; `doctor`, `demo` and `bench` are modules of their own.
 
-Why it exists: the first thing a reader does is type a command, and what comes back must be an answer, or one
-line about what to do. So here, and only here, a ValueError ends the process with exit code 1, a bad option
-with 2, Ctrl-C with 130.
-What it leaves out: imports that take long. Each command imports what it needs, so `--help` answers at once.
+The first thing a reader does is type a command, and what comes back must be an answer, or one line about what
+to do. So here, and only here, a ValueError ends the process with exit code 1, a bad option with 2, Ctrl-C
+with 130. Each command imports only what it needs, so `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def main() -> None:
     Commands use the model smollm2-135m if `minipaged fetch` has brought it, else a tiny random one.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal or a pipe that knows no star shall get a "?"
+        if isinstance(stream, TextIOWrapper):  # where a star can't be encoded, a "?" is printed
             stream.reconfigure(errors="replace")
 
 

@@ -1,10 +1,9 @@
 """`minipaged bench serve`: how fast and in how much memory, beside other engines on the same machine.
 
-Why it exists: a speed means something only beside another one, measured in the same run on the same weights,
-dtype, threads and requests, and only if the tokens are the same. So all engines serve one workload in turn,
-round after round, and what counts are ratios.
-What it leaves out: requests that arrive over time, latency, GPUs. How each engine is driven is
-`bench_engines.py`. Chapter 13.
+A speed means something only beside another one, measured in the same run on the same weights, dtype, threads
+and requests, and only if the tokens are the same. So all engines serve one workload in turn, round after
+round, and what counts are ratios. Not covered: requests that arrive over time, latency, GPUs.
+`bench_engines.py` drives each engine. Chapter 13.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Workload:
 
     def served_by(self, serve: Serve) -> Result:
         """The result of serving all; RuntimeError if a request got fewer or more tokens than it asked for, or
-        if it isn't known when each of them came."""
+        if the times of its tokens are missing."""
         result = serve(self.prompts, self.max_tokens)
         got, timed = ([len(of_one) for of_one in result[key]] for key in ("token_ids", "token_times"))
         if got != self.max_tokens:
@@ -122,7 +121,7 @@ def compare(played: list[dict[str, Result]], name: str) -> Report:
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float | None]:
-    """None if there are none: an answer of one token has no gap."""
+    """None where nothing was measured: an answer of one token has no gap."""
     return {f"p{percent}": percentile(seconds, percent) if seconds else None for percent in (50, 99)}
 
 

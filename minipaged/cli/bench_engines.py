@@ -1,10 +1,10 @@
 """The engines that `minipaged bench` compares, each in a process of its own that speaks JSON lines.
 
-Why it exists: a peak of memory belongs to one process, libraries fight over threads when they share one, and
-vLLM needs an environment that is not ours. So every engine, ours included, is started once, is told on stdin
-what to serve and answers on stdout; until it is asked again it waits there and burns nothing.
-What it leaves out: what to serve, in which order, and what follows from it (`bench.py`). It imports only the
-standard library at the top, because vLLM's environment runs this file and has no minipaged.
+A peak of memory belongs to one process, libraries fight over threads when they share one, and vLLM needs an
+environment that is not ours. So every engine, ours included, is started once, is told on stdin what to serve
+and answers on stdout; until it is asked again it waits there and uses no CPU. `bench.py` decides what to
+serve and in which order, and evaluates the results. Only the standard library is imported at the top, because
+vLLM's environment runs this file and has no minipaged.
 
 An engine's `run(prompts, max_tokens)` serves requests greedily, max_tokens[i] tokens for prompts[i], past any
 end of text and without prefix caching (repeated rounds would flatter it), and returns: "token_ids", a list

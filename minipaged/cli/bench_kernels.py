@@ -1,11 +1,10 @@
 """`minipaged bench kernels`: attention through block tables against attention to one contiguous piece.
 
-Why it exists: what a block table costs shows only beside the same attention without one. Decoding is bound by
-memory, so on a GPU its speed is given in bytes of K and V a second, each counted once, and as a share of what
-a plain copy reaches on the same machine; prefill is bound by arithmetic, and is given in FLOP a second. On a
-CPU the engine's PyTorch path and, where numba is, its compiled loops are measured, and what counts is the
-ratio.
-What it leaves out: whole steps of the engine (`bench serve`). Chapters 12 and 13.
+What a block table costs shows only beside the same attention without one. Decoding is bound by memory, so on
+a GPU its speed is given in bytes of K and V a second, each counted once, and as a share of what a plain copy
+reaches on the same machine; prefill is bound by arithmetic, and is given in FLOP a second. On a CPU the
+engine's PyTorch path and, where numba is installed, its compiled loops are measured, and what counts is the
+ratio. `bench serve` measures whole steps of the engine. Chapters 12 and 13.
 """
 
 from __future__ import annotations

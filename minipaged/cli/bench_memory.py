@@ -1,8 +1,7 @@
 """`minipaged bench memory` and `bench prefix`: what paging and the prefix cache are worth.
 
-Why it exists: these are the engine's two promises. The first is counted, on the scheduler and the allocators,
-and needs no clock; the second is timed with a real model.
-What it leaves out: other engines (`bench serve`).
+These are the engine's two promises. The first is counted, on the scheduler and the allocators, and needs no
+clock; the second is timed with a real model. `bench serve` compares with other engines.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ def _chats(llms: dict[str, Any], text: list[int], num_chats: int, num_turns: int
 
 
 def print_prefix(report: Report, console: Console) -> None:
-    """Some lines."""
+    """Print the report as a few lines."""
     options, first, chats = report["options"], report["first_token"], report["chats"]
     cold, cached = median(first["cold"]), median(first["cached"])
     off, on = chats["off"], chats["on"]

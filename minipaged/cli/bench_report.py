@@ -1,6 +1,6 @@
 """What every benchmark's report begins with, and how it is written: the command, the machine, the date.
 
-Why it exists: a number without these cannot be checked. `tools/results.py` makes a page of the files.
+A number without these cannot be checked. `tools/results.py` makes a page of the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Report = dict[str, Any]
 
 
 class OutputFile(click.Path):
-    """A file that will be written in the end. If its folder is missing, one hears of it in the beginning."""
+    """A file that will be written in the end. If its folder is missing, the command fails at the start."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
@@ -54,7 +54,7 @@ def machine() -> Report:
 
 def begin_report(kind: str, options: Report) -> Report:
     """Example: `begin_report("soak", {"requests": 100})` has "kind", "command", "machine" and "options"."""
-    # Where a file lies on this machine is nobody's business: its name is enough.
+    # Where a file lies on this machine is private: its name is enough.
     arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
     command = shlex.join(["minipaged", *arguments])
     return {"kind": kind, "command": command, "machine": machine(), "options": options}

@@ -1,8 +1,7 @@
 """`minipaged bench scaling`: what a step costs as things grow.
 
-Why it exists: a memory manager that is quick with ten requests may be slow with a thousand. That is a slope
-on log-log paper, 0 for flat and 1 for linear.
-What it leaves out: the model's own time, which `bench serve` measures.
+A memory manager that is quick with ten requests may be slow with a thousand. That is a slope on log-log
+paper, 0 for flat and 1 for linear. `bench serve` measures the model's own time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def scheduling_seconds(
     batch: int = 8, context: int = 64, pool: int = 20_000, cached: int = 0, tries: int = 5
 ) -> float:
     """CPU seconds that scheduler and memory take for one decoding step: the best mean of 16 steps, in which
-    every sequence takes a block once. cached: blocks in the prefix cache that nobody uses."""
+    every sequence takes a block once. cached: unused blocks in the prefix cache."""
     engine = SimulatedEngine(
         Scheduler(paged_memory(pool, 16, enable_prefix_caching=cached > 0), 1 << 30, batch + 1)
     )

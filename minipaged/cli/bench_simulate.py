@@ -1,7 +1,7 @@
 """`minipaged bench replay`, a trace served in virtual time; `bench calibrate`, this machine's constants.
 
-What it leaves out: the simulator (`minipaged/simulation/simulator.py`) and the formula for time
-(`minipaged/simulation/cost_model.py`).
+The simulator is `minipaged/simulation/simulator.py`, the formula for time
+`minipaged/simulation/cost_model.py`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _spread(values: list[float]) -> dict[str, float | None]:
 
 
 def print_replay(report: Report, console: Console) -> None:
-    """Some lines."""
+    """Print the report as a few lines."""
     ttft, gaps = report["first_token"], report["between_tokens"]
     lines = [
         f"{report['requests']:,} requests, {report['prompt_tokens']:,} tokens in, "

@@ -1,7 +1,7 @@
 """`minipaged bench soak`: a hundred thousand requests of random life, and whether anything is lost.
 
-Why it exists: an engine that loses a block an hour works all morning.
-What it leaves out: the real model; the tiny one makes as much trouble for the memory, sooner.
+An engine that loses a block an hour still works all morning. The tiny model is enough: it makes as much
+trouble for the memory as the real one, sooner.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Soak:
         self.num_added += 1
 
     def leaked(self) -> int:
-        """Blocks of both pools that are not free, though nobody is left."""
+        """Blocks of both pools that are not free, though no request is left."""
         pools = [self.engine.memory.allocator, self.engine.memory.cpu_allocator]
         return sum(pool.num_blocks - pool.num_free for pool in pools if pool is not None)
 
@@ -134,7 +134,7 @@ def soak(requests: int, seed: int, check_every: int, json_file: str | None) -> N
 
 
 def print_soak(report: Report, console: Console) -> None:
-    """Some lines."""
+    """Print the report as a few lines."""
     for mode, counts in report["modes"].items():
         numbers = ", ".join(f"{name} {value:,}" for name, value in counts.items())
         console.print(f"{mode}: {numbers}", highlight=False, soft_wrap=True)

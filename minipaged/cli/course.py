@@ -1,7 +1,6 @@
 """`minipaged check`, `hint` and `reset`: the reader's loop.
 
-What it leaves out: grading a class. That is for `minipaged grade`, which judges in isolation; what is here is
-for oneself, and takes the reader's word.
+These are for self-check and take the reader's word. `minipaged grade` grades a class, in isolation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`minipaged demo`: a few requests share one pool of blocks, drawn in the terminal after every step.
 
-Why it exists: sharing, copies and preemptions last a few steps each and leave no trace in the text that comes
-out. Here one watches them happen, in the package's layers or in one's own.
-What it leaves out: the run itself (`minipaged/pictures/recording.py`), and pictures for notebooks.
+Sharing, copies and preemptions last a few steps each and leave no trace in the text that comes out. Here you
+watch them happen, in the package's layers or in your own. `minipaged/pictures/recording.py` does the run.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def demo(
 
     Five requests arrive one after another. Four have the same system prompt, and find its blocks in the
     prefix cache; one wants 3 samples, which share the prompt's blocks until they write; and the pool is too
-    small for all of them, so somebody is preempted.
+    small for all of them, so a request is preempted.
 
     With --use, the package's own layers serve the same requests afterwards, and the texts are compared token
     for token: the exit code is 1 if they differ.

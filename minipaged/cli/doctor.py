@@ -1,9 +1,8 @@
 """`minipaged doctor`: what this machine has, what it lacks, and what to do about it.
 
-Why it exists: most questions of a first hour are about the installation. Each check looks at one thing and
-says in a line what it found; what is wrong comes with its remedy. It runs without torch, so it can say that
-torch is missing.
-What it leaves out: repairing anything, and whether the engine is right, which `make test` says.
+Most questions of a first hour are about the installation. Each check looks at one thing and says in a line
+what it found; what is wrong comes with its remedy. It runs without torch, so that it can report torch as
+missing. It repairs nothing; `make test` says whether the engine is right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`minipaged grade` and `minipaged handout`: for instructors.
 
-What it leaves out: self-check (`course.py`), where the reader's code runs beside the tests.
+Self-check, where the reader's code runs beside the tests, is in `course.py`.
 """
 
 from __future__ import annotations

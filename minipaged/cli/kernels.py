@@ -1,8 +1,8 @@
 """`minipaged kernels`: what the kernels become on GPUs that are not here, as a table.
 
-Why it exists: the figures of the machine code are what can be seen of a kernel's speed without a GPU, and a
-spill, an address that overflows or a failed compilation should be found before somebody rents one.
-What it leaves out: how the figures are got (`minipaged/kernels/compile_report.py`). Chapter 12.
+The figures of the machine code are what can be seen of a kernel's speed without a GPU, and a spill, an
+address that overflows or a failed compilation should be found before you rent one.
+`minipaged/kernels/compile_report.py` computes the figures. Chapter 12.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The graders' own test: wrong answers that must fail, different right ones that must pass.
 
-Why it exists: a grader that a wrong answer passes teaches the mistake, and one that fails a right answer is
-worse. Each chapter lists both, and the kill matrix (`python tools/kill_matrix.py`) holds the grader to them.
+A grader that passes a wrong answer teaches the mistake, and one that fails a right answer is worse. Each
+chapter lists both, and the kill matrix (`python tools/kill_matrix.py`) holds the grader to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from minipaged.course.grader import TestResult, run_here
+from minipaged.course.grader import Collector, TestResult, pytest_options, task_of
 from minipaged.course.outline import Chapter
 from minipaged.course.report import ChapterReport, sort_results
 from minipaged.course.tasks import import_path, load_tasks
@@ -70,7 +70,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the grader said about an answer, and in what way that is wrong; empty if it is not."""
+    """What the grader said about an answer. `problem`: in what way that is wrong, or ""."""
 
     answer: Answer
     report: ChapterReport
@@ -104,29 +104,62 @@ def load_answers(root: Path, chapter: Chapter) -> list[Answer]:
     return import_path(root / "tests" / "answers" / f"{chapter.file_stem}.py").answers.all
 
 
-def judge(root: Path, chapter: Chapter, answer: Answer, quick: bool = False) -> Verdict:
-    """Run the chapter's grader on one answer, in this process.
+def judge(root: Path, chapter: Chapter, answers: Iterable[Answer], quick: bool = False) -> list[Verdict]:
+    """Run the chapter's grader on each answer, in one session of pytest in this process.
 
     quick: of a wrong answer only the task that must fail, and only until it has, or until it is named.
     """
-    solution = (root / "solutions" / f"{chapter.file_stem}.py").read_text(encoding="utf-8")
-    tasks = [task for task in load_tasks(root, chapter) if not quick or answer.task in (None, task.number)]
-    with TemporaryDirectory() as folder, io.StringIO() as sink, redirect_stdout(io.StringIO()):
-        file = Path(folder) / f"{chapter.file_stem}.py"
-        file.write_text(answer.text(solution), encoding="utf-8")
-        plugins = [_UntilFailed(answer.mistake)] if quick and answer.task is not None else []
-        run_here(root, chapter, str(file), answer.task if quick else None, sink, plugins=plugins)
-        lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-    results = [TestResult(**line) for line in lines if "running" not in line]
-    return Verdict(answer, sort_results(chapter, tasks, results), results)
+    with TemporaryDirectory() as folder:
+        in_turn = _InTurn(root, chapter, Path(folder), list(answers), quick)
+        options = pytest_options(root, chapter, folder)
+        with redirect_stdout(io.StringIO()) as printed:
+            code = pytest.main(options, plugins=[in_turn, in_turn.collector])
+    if len(in_turn.verdicts) != len(in_turn.answers):
+        raise RuntimeError(
+            f"the grader of {chapter.key} could not run ({code!r}): {printed.getvalue()[-3000:]}"
+        )
+    return in_turn.verdicts
 
 
-class _UntilFailed:
-    """A pytest plugin that stops a run at the first failure, or at the first that names `mistake`."""
+class _InTurn:
+    """A pytest plugin that runs the collected tests on one answer after the other; each is imported once."""
 
-    def __init__(self, mistake: str) -> None:
-        self.mistake = mistake
+    def __init__(
+        self, root: Path, chapter: Chapter, folder: Path, answers: list[Answer], quick: bool
+    ) -> None:
+        self.chapter, self.answers, self.quick = chapter, answers, quick
+        self.solution = (root / "solutions" / f"{chapter.file_stem}.py").read_text(encoding="utf-8")
+        self.file = folder / f"{chapter.file_stem}.py"
+        self.tasks = load_tasks(root, chapter)
+        self.collector = Collector(None, io.StringIO())
+        self.verdicts: list[Verdict] = []
 
-    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        if not self.mistake or getattr(call.excinfo and call.excinfo.value, "mistake", "") == self.mistake:
-            node.session.shouldfail = "judged"  # not shouldstop: pytest would draw up where it was
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for answer in self.answers:
+            self.file.write_text(answer.text(self.solution), encoding="utf-8")
+            only = answer.task if self.quick else None
+            tasks = [task for task in self.tasks if only in (None, task.number)]
+            results = self._results(session, answer, only)
+            self.verdicts.append(Verdict(answer, sort_results(self.chapter, tasks, results), results))
+        return True
+
+    def _results(self, session: pytest.Session, answer: Answer, only: int | None) -> list[TestResult]:
+        results: list[TestResult] = []
+        items = [item for item in session.items if only in (None, task_of(item))]
+        for item, next_item in zip(items, [*items[1:], None], strict=True):
+            self.collector.sink = sink = io.StringIO()
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+            new = [TestResult(**line) for line in lines if "running" not in line]
+            results += new
+            if only is not None and any(_settles(answer, result) for result in new):
+                session._setupstate.teardown_exact(None)  # else the next answer's tests would get this one
+                break
+        return results
+
+
+def _settles(answer: Answer, result: TestResult) -> bool:
+    """Whether a test has rejected a wrong answer, by the name of its mistake if it must be named."""
+    if result.outcome in ("passed", "skipped"):
+        return False
+    return not answer.mistake or result.mismatch.get("mistake") == answer.mistake

@@ -1,9 +1,8 @@
 """The same operations on the reader's layer and on a simple model of it, compared after every one.
 
-Why it exists: most mistakes in a memory manager show only after some operations: free, allocate, and there it
-is, one block in two hands. With Hypothesis generating the operations, the shortest history that goes wrong is
-what comes out, and it is told with the state before and after. What it leaves out: the model; each grader
-writes its own, naive and obviously right.
+Most mistakes in a memory manager show only after some operations: free, allocate, and one block has two
+owners. Hypothesis generates the operations and finds the shortest history that goes wrong, which is reported
+with the state before and after. The model is the grader's: each writes its own, naive and obviously right.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Step:
 
 @dataclass
 class Replay:
-    """Runs operations one by one; the first difference is a `Mismatch` that tells the whole history.
+    """Runs operations one by one; the first difference raises `Mismatch` with the whole history.
 
     setup: how the layer was made, as code. state, expected_state: what can be seen of the layer, and of the
     model, as plain data under the same names. draw: a state as a few lines of text. name_mistake: the known

@@ -46,7 +46,7 @@ def draw_engine_map(lit: str | None = None) -> Figure:
 
     >>> show(draw_engine_map("block_table"))
 
-    ValueError if `lit` is neither None nor a chapter's stem.
+    Raises ValueError if `lit` is neither None nor a chapter's stem.
     """
     number_of = {chapter.stem: chapter.number for chapter in CHAPTERS}
     if lit is not None and lit not in number_of:

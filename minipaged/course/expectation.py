@@ -1,8 +1,8 @@
 """How a grader says what must hold, so that a failure explains itself in the layer's own words.
 
-Why not plain `assert`: a reader needs to know what was called, what should have come and what came, and the
-name of the mistake if it is a known one; `minipaged check` shows those four. What it leaves out: sequences of
-operations (`comparison.py`).
+A plain `assert` is not enough: a reader needs to know what was called, what should have come and what came,
+and the name of the mistake if it is a known one; `minipaged check` shows those four. Sequences of operations
+are in `comparison.py`.
 """
 
 from __future__ import annotations

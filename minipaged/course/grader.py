@@ -1,9 +1,9 @@
-"""Runs a chapter's grader on somebody's file, in a child process, and collects what every test said.
+"""Runs a chapter's grader on a file, in a child process, and collects what every test said.
 
-Why a child: the reader's code may loop for ever, exhaust memory or end the process, and it is imported anew
-each time. A test that never says anything has failed, and another child judges the tasks that are left. This
-is self-check, and it is trust-based: the code under test runs beside the tests and could cheat. What it
-leaves out: points and words (`report.py`).
+It is a child because the reader's code may loop for ever, exhaust memory or end the process, and because it
+must be imported anew each time. A test that never reports has failed, and another child judges the tasks that
+are left. This is self-check and trust-based: the code under test runs beside the tests and could cheat.
+`report.py` turns the results into points and words.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')  # how faulthandler show
 class TestResult:
     """What one test said.
 
-    outcome: passed, failed (an expectation did not hold), error (an exception nobody expected), missing (a
-    stub was called) or skipped. detail: the fields of a `Mismatch`, or one message. printed: what the code
+    outcome: passed, failed (an expectation did not hold), error (an unexpected exception), missing (a stub
+    was called) or skipped. detail: the fields of a `Mismatch`, or one message. printed: what the code
     under test printed.
     """
 
@@ -171,37 +171,45 @@ def run_here(
     max_failures: stop after so many; 0 for never. judged, lost: tests and tasks to leave out. plugins: more
     of pytest's.
     """
+    options = [*pytest_options(root, chapter, impl), f"--maxfail={max_failures}"]
+    pytest.main(options, plugins=[Collector(task, sink, judged, lost), *plugins])
+
+
+def pytest_options(root: Path, chapter: Chapter, impl: str) -> list[str]:
+    """How pytest is called to run a chapter's grader, and nothing else, on `impl`."""
     # Plain asserts: to rewrite them, Hypothesis' own among them, takes a second, and tests say `expect` here.
     options = ["-o", "addopts=", "--import-mode=importlib", "--assert=plain", "-q", "--tb=no"]
-    options += [f"--maxfail={max_failures}"]
     # The exception hooks run the garbage collector three times: half a second beside a loaded PyTorch.
     off = ("cacheprovider", "faulthandler", "debugging", "unraisableexception", "threadexception")
     for name in (*(f"no:{plugin}" for plugin in off), "minipaged.course.pytest_plugin"):
         options += ["-p", name]
     subject = ["--impl", impl, "--rootdir", str(root), "-c", str(root / "pyproject.toml")]
-    collector = _Collector(task, sink, judged, lost)
     files = [grader_file(root, chapter)]
     if run_seed() is not None:  # it counts
         options += ["-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={run_seed()}"]
         files += [file for file in (hidden_file(root, chapter),) if file.is_file()]
-    pytest.main([*options, *subject, *map(str, files)], plugins=[collector, *plugins])
+    return [*options, *subject, *map(str, files)]
 
 
-class _Collector:
+class Collector:
     """A pytest plugin that writes down what every test says."""
 
     def __init__(
-        self, task: int | None, sink: TextIO, judged: Collection[str], lost: Collection[int]
+        self,
+        task: int | None,
+        sink: TextIO,
+        judged: Collection[str] = (),
+        lost: Collection[int] = (),
     ) -> None:
         self.task, self.sink, self.judged, self.lost = task, sink, judged, lost
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.task is not None:
-            items[:] = [item for item in items if _task_of(item) == self.task]
-        items[:] = [i for i in items if i.name not in self.judged and _task_of(i) not in self.lost]
+            items[:] = [item for item in items if task_of(item) == self.task]
+        items[:] = [i for i in items if i.name not in self.judged and task_of(i) not in self.lost]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._write({"running": item.name, "task": _task_of(item)})
+        self._write({"running": item.name, "task": task_of(item)})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -216,7 +224,7 @@ class _Collector:
         print(json.dumps(data), file=self.sink, flush=True)
 
 
-def _task_of(item: pytest.Item) -> int:
+def task_of(item: pytest.Item) -> int:
     marker = item.get_closest_marker("task")
     return marker.args[0] if marker else 0
 
@@ -225,7 +233,7 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
     from minipaged.course.expectation import Mismatch
 
     error = call.excinfo.value if call.excinfo else None
-    result = TestResult(item.name, _task_of(item), report.outcome)
+    result = TestResult(item.name, task_of(item), report.outcome)
     if report.skipped:
         result.message = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
     elif isinstance(error, Mismatch):
@@ -293,7 +301,7 @@ def kill_children(process: psutil.Process) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is gone, however that came: nobody would stop an endless loop then."""
+    """End this process when its parent has ended for any reason, since nothing would stop an endless loop."""
     while os.getppid() == parent:
         time.sleep(1)
     kill_children(psutil.Process())
@@ -332,7 +340,7 @@ class _Watch:
 
 
 class NoKeyboard(BaseException):
-    """Somebody waits for an answer that can't come. No `Exception`: nothing on the way shall catch it."""
+    """The code waits for input that can't come. Not an `Exception`, so that nothing on the way catches it."""
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:

@@ -1,8 +1,8 @@
 """Runs a function that launches kernels, and says as plain data what it did to memory.
 
-Why it exists: a grader judges kernels by their results, by what they touched and by how many bytes they
-moved. Interpreted, they run under `sanitizer.watch` on tensors with gaps; on a GPU they run as they are, and
-only results count. What it leaves out: judging.
+A grader judges kernels by their results, by what they touched and by how many bytes they moved; nothing is
+judged here. Interpreted, kernels run under `sanitizer.watch` on tensors with gaps; on a GPU they run as they
+are, and only results count.
 """
 
 from __future__ import annotations

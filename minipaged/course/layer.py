@@ -1,8 +1,8 @@
 """The subject under test: a chapter's file, wherever it lies, behind one object.
 
-Why it exists: one body of tests judges the package, the solutions, a reader's exercises and every known wrong
-answer. A test asks the layer for names, constructs, calls, and reads attributes; since all that goes in and
-out is plain data, the same test can also judge a layer in another process.
+The same tests judge the package, the solutions, a reader's exercises and every known wrong answer. A test
+asks the layer for names, constructs, calls, and reads attributes; since all that goes in and out is plain
+data, the same test can also judge a layer in another process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Layer:
         raise MissingName(f"{file}: {name}", f"a definition of {name}", "none; it may have been renamed")
 
     def settle(self) -> None:
-        """Wait until a subject in another process has heard of the lists, dictionaries and tensors that a
-        test has changed, and the test of those that the subject has. Beside the tests there is one each."""
+        """Tell a subject in another process which lists, dictionaries and tensors a test has changed, and
+        hear which the subject has. Here, in one process, both hold the same objects."""
 
 
 def subject_file(root: Path, chapter: Chapter, impl: str) -> Path:

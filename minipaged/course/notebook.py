@@ -1,6 +1,6 @@
 """What the chapters' notebooks call: `check` the exercises, and serve a model with them.
 
-What it leaves out: the command line, which does the same (`minipaged check`, `minipaged demo --use`).
+The command line does the same (`minipaged check`, `minipaged demo --use`).
 """
 
 from __future__ import annotations

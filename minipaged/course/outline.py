@@ -1,6 +1,6 @@
 """The order of the course, and which modules hold each chapter's code. Only this module knows either.
 
-Left out: the chapters themselves, which lie in notebooks/, exercises/, solutions/ and tests/.
+The chapters themselves lie in notebooks/, exercises/, solutions/ and tests/.
 """
 
 from __future__ import annotations

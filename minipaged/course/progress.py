@@ -1,6 +1,6 @@
 """What a reader has reached: points per task and hints seen, in `.minipaged/progress.json` beside the course.
 
-What it leaves out: grades. The file is the reader's own, to edit or to delete.
+These are not grades: the file is the reader's own, to edit or to delete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Progress:
 
     @classmethod
     def load(cls, root: Path) -> Progress:
-        """What the file says; nothing reached yet if there is none, or if it can't be read."""
+        """What the file says; nothing reached yet if it is missing or can't be read."""
         try:
             data = json.loads(_file(root).read_text(encoding="utf-8"))
             return cls(

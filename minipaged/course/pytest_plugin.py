@@ -1,9 +1,9 @@
-"""What pytest needs to know about graders: whom they judge (`--impl`), and which task a test belongs to.
+"""What pytest needs to know about graders: what they judge (`--impl`), and which task a test belongs to.
 
     pytest tests/test_ch03_block_allocator.py                      the package, as every other test
     pytest tests/test_ch03_block_allocator.py --impl exercises     a reader's own file
 
-pyproject.toml loads it. What it leaves out: points and words for a reader (`grader.py`, `report.py`).
+pyproject.toml loads it. `grader.py` and `report.py` make points and words of the results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def task_number(item: pytest.Item) -> int | None:
-    """The task that a test belongs to; None for a test that is no grader's."""
+    """The task that a test belongs to; None for a test outside the graders."""
     marker = item.get_closest_marker("task")
     return marker.args[0] if marker else None
 
@@ -84,7 +84,7 @@ def layer(request: pytest.FixtureRequest) -> Iterator[object]:
 
 @pytest.fixture(autouse=True)
 def _subject_of_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In isolation, the layer must know whose turn it is, and brings what was printed."""
+    """In isolation, tell the layer which task is judged, and print what the submission printed."""
     if "layer" not in request.fixturenames or not request.config.getoption("--impl").startswith(ISOLATED):
         yield
         return

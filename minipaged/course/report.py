@@ -1,7 +1,7 @@
 """What a grader's run means to a reader: points per task, what is wrong and why, what to do next.
 
-What it leaves out: running it (`grader.py`) and colours; a report is lines of plain text, for a terminal and
-a notebook alike. They fit into 80 columns, but for pictures of blocks and what the reader's code printed.
+`grader.py` does the run. A report is lines of plain text without colours, for a terminal and a notebook
+alike. They fit into 80 columns, but for pictures of blocks and what the reader's code printed.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class ChapterReport:
 def check_chapter(
     root: Path, chapter: Chapter, impl: str = "exercises", task: int | None = None
 ) -> ChapterReport:
-    """Run a chapter's grader and sort what it said by task. ValueError if there is no such task.
+    """Run a chapter's grader and sort the results by task. Raises ValueError if there is no such task.
 
-    Of an exercise that is still as it came, it is known that nothing is written: nothing runs.
+    An exercise that is still as it came has nothing written in it, so nothing runs.
     """
     tasks = list(load_tasks(root, chapter))
     if task is not None and task not in [known.number for known in tasks]:

@@ -1,8 +1,8 @@
 """The course's contract as a table: what memory for K and V must do, and what each design was measured to do.
 
 Chapter 02 sets it up with the traditional ways. Chapters 04 (block tables), 06 (copy-on-write) and 07 (prefix
-cache) come back to it, each with a column of its own. What it leaves out: measuring. A chapter does that in
-its cells, and passes the numbers.
+cache) come back to it, each with a column of its own. Each chapter measures in its own cells, and passes the
+numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Score:
     is, None is shown as "–": not measured, or not yet.
 
     pre_allocation: slots set aside for tokens to come. internal: set aside, and never used. external: free,
-    and of use to nobody. growth: what happens to a sequence that gets longer than planned. sharing: between
+    but in no single hole. growth: what happens to a sequence that gets longer than planned. sharing: between
     sequences that begin alike.
 
     Example: `Score("block tables", pre_allocation=0.0, internal=0.0054, external=0.0, growth="a block")`.

@@ -1,8 +1,8 @@
-"""The seed of a run of graders: none for oneself, and a fresh one for each grade. And what else is chance.
+"""The seed of a run of graders: none for a self-check, a fresh one for each grade. And what else is chance.
 
-Why it exists: if the tests' random numbers were always the same, answers to them could be written down; and
-with one seed, a wrong answer must fail in the same way each time. What it leaves out: Hypothesis, which gets
-the same seed by an option (`grader.py`).
+If the tests' random numbers were always the same, answers to them could be written down; and with the same
+seed, a wrong answer must fail in the same way each time. Hypothesis gets the same seed by an option
+(`grader.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE = "MINIPAGED_SEED"
 
 
 def run_seed() -> int | None:
-    """The seed of a graded run; None if it is none."""
+    """The seed of a graded run; None outside of one."""
     text = os.environ.get(VARIABLE)
     return None if text is None else int(text)
 
@@ -33,8 +33,8 @@ def generator(number: int) -> torch.Generator:
 def fill_new_memory(on: bool = True) -> None:
     """Have PyTorch, if it is loaded, fill what `torch.empty` gives with NaN or the largest integer.
 
-    An answer that reads what nobody has written would otherwise find what was there before: now it would
-    fail, and now pass.
+    Otherwise an answer that reads unwritten memory would find what was there before, and would fail in some
+    runs and pass in others.
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_deterministic_debug_mode("warn" if on else "default")

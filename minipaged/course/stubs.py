@@ -2,7 +2,7 @@
 
 The markers are nbgrader's. A line `# Task 2` above a region, in the same function, names its task, and
 becomes the task's headline. A region that holds whole definitions is a helper of the solution's own, and
-leaves no trace in the exercise. What it leaves out: writing files; `tools/build.py` does that.
+leaves no trace in the exercise. `tools/build.py` writes the files.
 """
 
 from __future__ import annotations

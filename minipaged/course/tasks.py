@@ -1,8 +1,8 @@
 """What a chapter asks of its reader: tasks with stars, points, minutes and hints.
 
 They stand in the chapter's grader, tests/test_chNN_name.py, beside the tests that judge them, because the
-grader is the one file that a reader has but does not edit. What it leaves out: the specification. That is the
-docstring in the exercise.
+grader is the one file that a reader has but does not edit. The specification is the docstring in the
+exercise.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Task:
 def find_root(start: Path | None = None) -> Path:
     """The course's folder: the nearest one upwards that has exercises/ and tests/, else the package's own.
 
-    ValueError if there is none, as in an installation without the course, or if its tests/ are missing.
+    Raises ValueError if it is missing, as in an installation without the course, or if its tests/ are.
     """
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents, Path(__file__).resolve().parents[2]):
@@ -111,7 +111,7 @@ def graded_chapters(root: Path) -> list[Chapter]:
 
 
 def find_chapter(root: Path, key: str) -> Chapter:
-    """The chapter called "ch03" (or "3", or its file's stem); ValueError with the known ones if none is."""
+    """The chapter called "ch03" (or "3", or its file's stem); else ValueError with the known ones."""
     chapters = graded_chapters(root)
     for chapter in chapters:
         if key in (chapter.key, chapter.file_stem, str(chapter.number)):
@@ -123,7 +123,7 @@ def find_chapter(root: Path, key: str) -> Chapter:
 def load_tasks(root: Path, chapter: Chapter) -> tuple[Task, ...]:
     """The tasks of a chapter: `TASKS = (Task(…), …)` in its grader, read without importing the rest of it.
 
-    ValueError if there are none, or if they can't be read, as in a chapter that somebody still writes.
+    Raises ValueError if they are missing or can't be read, as in a chapter that is still being written.
     """
     file = grader_file(root, chapter)
     try:

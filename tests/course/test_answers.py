@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,20 @@ GRADED = graded_chapters(ROOT)
 ALL = [(chapter, answer) for chapter in GRADED for answer in load_answers(ROOT, chapter)]
 
 
+@cache
+def problems(chapter: Chapter) -> dict[str, str]:
+    """What is wrong with the verdict on each answer of a chapter, all of them judged in one go."""
+    verdicts = judge(ROOT, chapter, load_answers(ROOT, chapter), quick=True)
+    return {verdict.answer.name: verdict.problem for verdict in verdicts}
+
+
 @pytest.mark.parametrize(
-    ("chapter", "answer"), ALL, ids=[f"{chapter.key}-{answer.name}" for chapter, answer in ALL]
+    ("chapter", "answer"),
+    ALL,
+    ids=[f"{chapter.key}-{answer.name}" for chapter, answer in ALL],
 )
 def test_an_answer_is_judged_as_it_deserves(chapter: Chapter, answer: Answer) -> None:
-    assert judge(ROOT, chapter, answer, quick=True).problem == ""
+    assert problems(chapter)[answer.name] == ""
 
 
 @pytest.mark.parametrize("chapter", GRADED, ids=lambda chapter: chapter.key)
@@ -38,10 +48,13 @@ def test_a_right_answer_called_wrong_is_a_survivor() -> None:
     """The matrix itself can fail: an answer that is right must not count as caught."""
     chapter = next(chapter for chapter in GRADED if chapter.key == "ch03")
     harmless = (("a pool needs at least 1 block", "a pool needs some blocks"),)
-    assert (
-        judge(ROOT, chapter, Answer("only another text", 1, harmless), quick=True).problem == "task 1 passed"
-    )
     broken = (("if num_blocks < 1:", "if num_blocks < 0:"),)
-    assert "failed" in judge(ROOT, chapter, Answer("called right", None, broken)).problem
-    unnamed = Answer("named otherwise", 1, broken, mistake="no such mistake")
-    assert judge(ROOT, chapter, unnamed, quick=True).problem.startswith("the mistake was not named")
+    answers = [
+        Answer("only another text", 1, harmless),
+        Answer("called right", None, broken),
+        Answer("named otherwise", 1, broken, mistake="no such mistake"),
+    ]
+    unchanged, called_right, unnamed = judge(ROOT, chapter, answers, quick=True)
+    assert unchanged.problem == "task 1 passed"
+    assert "failed" in called_right.problem
+    assert unnamed.problem.startswith("the mistake was not named")

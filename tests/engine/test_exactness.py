@@ -30,6 +30,7 @@ from minipaged.loading.weights import read_weights
 from minipaged.model import Llama
 from tests.reference import all_free, greedy, hf_logits, tiny_model
 
+pytestmark = pytest.mark.first
 LONG = os.environ.get("MINIPAGED_LONG") == "1"
 NEAR_TIE = 1e-4
 NUM_PROMPTS, NUM_TOKENS = 50, 64

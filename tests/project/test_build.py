@@ -157,6 +157,7 @@ def test_only_the_chapters_named_are_built_and_an_unknown_one_is_an_error(tmp_pa
     reason="a reader may change a notebook or an exercise; `make check` and CI ask if they are up to date",
 )
 @pytest.mark.parametrize("key", CHAPTERS_HERE)
+@pytest.mark.first
 def test_what_is_built_is_up_to_date(real_model: Path, key: str) -> None:
     done = subprocess.run([sys.executable, str(BUILD), "--check", key], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,7 @@
 
 A run that was interrupted goes on where it was: a student whose result is there, for the same file, the same
 seed and the same tests, is not graded again. A submission can't stop the others, and a grader that fails says
-so and leaves no result. What it leaves out: more than one machine. For that, a container grades a submission
+so and leaves no result. Everything runs on one machine; for several, a container grades each submission
 (`handout.py`).
 """
 
@@ -96,7 +96,7 @@ def _is_graded(target: Path, student: Path, chapters: list[Chapter]) -> bool:
 def _grade_all(
     root: Path, target: Path, students: list[Path], chapters: list[Chapter], plan: dict[str, Any], jobs: int
 ) -> dict[str, str]:
-    """Grade these students; returns whom the grader itself failed, and why."""
+    """Grade these students; returns those on whom the grader itself failed, and why."""
     stop, failures = Event(), dict[str, str]()
 
     def grade_one(student: Path) -> None:

@@ -1,7 +1,7 @@
 """One submission, graded: chapter after chapter, each in a grader process with a sandbox of its own.
 
 The grade is plain data, in the form that Gradescope reads: a list of tasks with scores and words, the sum,
-and under `extra_data` what a class's table needs. What it leaves out: other forms (`results.py`).
+and under `extra_data` what a class's table needs. `results.py` has the other forms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Grade = dict[str, Any]
 
 
 def fresh_seed() -> int:
-    """A seed that nobody could know before."""
+    """A seed that can't be known in advance."""
     return secrets.randbelow(2**31)
 
 
@@ -77,7 +77,7 @@ def _grade_chapter(
 
 
 def _check_grader(results: list[TestResult]) -> None:
-    """RuntimeError if the grader itself has failed: then there is no grade."""
+    """Raise RuntimeError if the grader itself has failed: then there is no grade."""
     for result in results:
         # At the level "limits", a submission may have killed its grader: no points. Elsewhere it can't.
         is_lost = result.message.startswith("while this test ran, the process ended")

@@ -1,7 +1,7 @@
 """What students get, and what Gradescope gets: the course without solutions.
 
-What it leaves out: hiding the package. Its layers are there to be read, and a chapter can't be run without
-the others; a sandbox leaves out what a task asks for (`package_view.py`).
+The package is not hidden: its layers are there to be read, and a chapter can't be run without the others. A
+sandbox leaves out what a task asks for (`package_view.py`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 the package in which those functions are what they are in a fresh exercise: they raise NotImplementedError.
 The exercises themselves say which: every function that has a task in it. Files that hold the same answers in
 another form are not there at all: the kernels' PyTorch twins, numba's loops, and the kernels themselves for
-all chapters but theirs. What it leaves out: anybody can read the package's source at home. Copying from it is
-not cheating the grader, but somebody to talk with.
+all chapters but theirs. Students can still read the package's source at home. Copying from it does not
+cheat the grader: talk with them.
 """
 
 from __future__ import annotations

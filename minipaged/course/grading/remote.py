@@ -2,7 +2,7 @@
 
 The tests ask it for names, construct, call, and read attributes, as they would with a layer beside them; each
 of those is one message and its answer. It also owns the clock: a task may take so many seconds of waiting for
-the submission, and what the tests themselves compute doesn't count. What it leaves out: what is right.
+the submission, and what the tests themselves compute doesn't count. The tests decide what is right.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MAX_DEATHS = 3  # then the rest of the chapter is not tried
 
 
 class SubmissionGone(BaseException):
-    """The submission can't answer any more: it took too long, ended, or said something that is no answer.
+    """The submission can't answer any more: it took too long, ended, or said something that is not an answer.
 
-    No `Exception`, so that Hypothesis does not try for a shorter example: every try would take as long.
+    Not an `Exception`, so that Hypothesis does not try for a shorter example: every try would take as long.
     """
 
 
@@ -47,7 +47,7 @@ class NoSandbox(RuntimeError):
 
 
 class StillGone(Exception):
-    """The same, said again to a test that comes later."""
+    """`SubmissionGone` once more, for a later test of the task."""
 
 
 class Remote:
@@ -164,7 +164,7 @@ class Connection(Wire):
             error = _rebuild(
                 str(content["message"]), str(content["place"]), [str(x) for x in content["classes"]]
             )
-        except Exception as problem:  # whatever can be wrong with an answer that somebody made up
+        except Exception as problem:  # whatever can be wrong with a forged answer
             raise SubmissionGone(f"its answer made no sense: {problem}") from None
         raise error
 

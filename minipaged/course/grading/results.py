@@ -15,7 +15,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_whole(file: Path, data: bytes | str) -> None:
-    """Write a file in one piece: whoever looks sees the old one or the new one, also after a crash."""
+    """Write a file in one piece: a reader sees the old one or the new one, also after a crash."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with NamedTemporaryFile("wb", dir=file.parent, prefix=".", suffix=".part", delete=False) as draft:

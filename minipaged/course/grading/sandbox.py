@@ -6,8 +6,8 @@ process numbers, so that it sees no other process and takes all of its own with 
 not even loopback; a user without rights. Elsewhere only the limits of setrlimit hold, and `isolation()` says
 so. The tools are those of util-linux: unshare, mount, chroot, setpriv.
 
-What it leaves out: a filter of system calls, and limits that several processes share (cgroups). A container
-or a virtual machine around the grader adds those.
+There is no filter of system calls, and no limit that several processes share (cgroups). A container or a
+virtual machine around the grader adds those.
 """
 
 from __future__ import annotations

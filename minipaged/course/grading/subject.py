@@ -1,7 +1,7 @@
 """The sandbox's side: runs one submission, and answers calls about it until the other end hangs up.
 
-Everything here runs beside the student's code and may be changed by it. That is no harm: whatever it says is
-judged at the other end. What it leaves out: judging, and anything worth stealing.
+Everything here runs beside the student's code and may be changed by it. That does no harm: whatever it says
+is judged at the other end, and nothing here is worth stealing.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _describe(error: BaseException, file: str) -> dict[str, Any]:
 
 
 def _limit(limits: dict[str, int]) -> None:
-    """What this process may use, by the names of setrlimit, once and for all. Where the system knows no such
-    limit, there is none."""
+    """Limit what this process may use, by the names of setrlimit, once and for all. A limit that the system
+    doesn't know is skipped."""
     resource: Any = importlib.import_module("resource")
     for name, value in limits.items():
         with suppress(AttributeError, ValueError, OSError):

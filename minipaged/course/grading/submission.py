@@ -1,8 +1,8 @@
 """What a student handed in: one Python file a chapter, and nothing else of it is looked at.
 
-Why it exists: whatever else lies there, a conftest.py, a pytest.ini, a link to a file of the grader's, must
-not matter. So a chapter's file is read once, if it is an ordinary file of ordinary size, and only its text
-goes on. What it leaves out: whether it is Python. That is found out in the sandbox.
+Other files, such as a conftest.py, a pytest.ini or a link to a file of the grader's, must not matter. So a
+chapter's file is read once, if it is an ordinary file of ordinary size, and only its text goes on. Whether it
+is Python is found out in the sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from minipaged.course.outline import Chapter
 
 MAX_SOURCE = 1 << 20  # bytes
-MAX_IGNORED = 10  # names shown
 
 
 @dataclass
@@ -54,7 +53,7 @@ def read_submission(folder: Path, chapters: list[Chapter]) -> Submission:
 
 
 def _read(file: Path) -> str:
-    """The text of an ordinary file; ValueError with the reason if it is none."""
+    """The text of an ordinary file; ValueError with the reason if it is not one."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

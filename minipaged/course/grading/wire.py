@@ -1,13 +1,13 @@
 """What may pass between a grader and a submission: plain data as lines of JSON, and handles.
 
-Why not pickle: it runs code on the side that reads, and here that side holds the expected values. A value
+Not pickle, because it runs code on the side that reads, and here that side holds the expected values. A value
 that comes back is built anew from numbers, texts and bytes, so nothing that lies about itself can cross: a
 subclass of int, or an object that equals everything, arrives as a handle, which equals nothing but itself.
 
 A list, a dictionary or a tensor can be changed by either side. So the first time it passes, it gets a key,
 and from then on it is one object with two copies: every message begins with the new content of those that
 have changed. That way a test sees that a layer has written into its argument, or has given back one of its
-own lists, as it would in one process. What it leaves out: sets that change; they pass as copies.
+own lists, as it would in one process. Changes to sets are not passed on: sets pass as copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WireError(Exception):
 class Wire:
     """One end. The keys of one end count upwards (step 1), and those of the other downwards (step -1).
 
-    A subclass says what stands for an object that is no plain data.
+    A subclass says what stands for an object that is not plain data.
     """
 
     def __init__(self, step: int) -> None:
@@ -54,9 +54,9 @@ class Wire:
     def pack(self, body: Any, drop_unused: bool = False) -> bytes:
         """A message in one line: what has changed, what both ends forget from now on, and `body`.
 
-        drop_unused: those of what is shared that nobody else at this end refers to.
+        drop_unused: also forget shared objects to which nothing else at this end refers.
         """
-        # Before `body` is encoded: what an iterator has yielded there, nobody else may refer to afterwards.
+        # Before `body` is encoded: afterwards nothing else may refer to what an iterator has yielded there.
         is_unused = [key for key, value in self._shared.items() if sys.getrefcount(value) <= _ALONE]
         encoded = self.encode(body)
         changed: list[Any] = []
@@ -90,7 +90,7 @@ class Wire:
             return self.decode(body)
         except WireError:
             raise
-        except Exception as error:  # whatever can be wrong with a message that somebody made up
+        except Exception as error:  # whatever can be wrong with a forged message
             raise WireError(f"{type(error).__name__}: {error}") from error
 
     # -- values --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def mla_bytes_per_token(num_layers: int, kv_lora_rank: int, qk_rope_head_dim: in
 def tokens_computed(prompt_len: int, output_len: int, is_cached: bool) -> int:
     """Tokens that the model computes to answer a prompt of `prompt_len` with `output_len` tokens.
 
-    The last token of the answer is never computed: nobody asks what follows it. 5 in, 3 out: 5 + 6 + 7 = 18
+    The last token of the answer is never computed: its successor isn't needed. 5 in, 3 out: 5 + 6 + 7 = 18
     without a cache, 5 + 1 + 1 = 7 with one.
     """
     if is_cached:
@@ -51,7 +51,7 @@ class DenseCache:
     """K and V of one sequence in one layer, in one piece: room for `max_tokens`, set aside at the start.
 
     Invariant: the first `num_tokens` rows are written, the others hold garbage. Rows are appended and never
-    changed. What chapter 2 finds fault with: `num_bytes` is taken from the beginning, whatever is written.
+    changed. Chapter 2 deals with the cost: `num_bytes` is taken from the start, however little is written.
     """
 
     def __init__(self, max_tokens: int, num_kv_heads: int, head_dim: int) -> None:

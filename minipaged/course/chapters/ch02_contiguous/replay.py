@@ -1,8 +1,8 @@
-"""A trace served by an arena, without a model: who gets in, who waits, and what becomes of every slot.
+"""A trace served by an arena, without a model: which requests run or wait, and how every slot is used.
 
-Why it exists: waste is a matter of hundreds of requests that come, grow and go, and no model is needed to see
-it: every step gives each running sequence one more token, whatever that token is. What it leaves out: time.
-A step takes `seconds_per_step`, however much there is to compute. Chapter 02.
+Waste shows only over hundreds of requests that come, grow and go, and no model is needed to see it: every
+step gives each running sequence one more token, whatever that token is. Time is not modelled: a step takes
+`seconds_per_step`, however much there is to compute. Chapter 02.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Running:
 
 
 class ArenaMoment(NamedTuple):
-    """The arena after one step. needed: what the head of the queue asks for, 0 if nobody waits. layout: the
-    sequences as (first slot, slots, tokens held, tokens in the end), if it was kept."""
+    """The arena after one step. needed: slots that the head of the queue asks for, 0 if none waits. layout:
+    the sequences as (first slot, slots, tokens held, tokens in the end), if it was kept."""
 
     step: int
     account: Account
@@ -81,7 +81,7 @@ class ArenaReplay:
 
     @property
     def is_over(self) -> bool:
-        """Nobody runs, and nobody waits or ever gets in (after leaks, a hole may never open again)."""
+        """No sequence runs, and none waits or can ever get in (after leaks, a hole may never open again)."""
         return not self.running and bool(self.moments) and (self._next == len(self.trace) or self._needed > 0)
 
     def run(self, num_steps: int | None = None) -> ArenaReplay:
@@ -106,19 +106,19 @@ class ArenaReplay:
         return moment
 
     def shares(self) -> dict[str, float]:
-        """The mean account, as shares of the arena, over all steps in which somebody waited: only then does
+        """The mean account, as shares of the arena, over all steps in which a request waited: only then does
         waste matter. What leaked is in none of them."""
         crowded = [moment.account for moment in self.moments if moment.needed]
         num_slots = self.arena.num_slots * max(1, len(crowded))
         return {name: sum(getattr(one, name) for one in crowded) / num_slots for name in Account._fields}
 
     def mean_running(self) -> float:
-        """Sequences in the arena, over all steps in which somebody waited."""
+        """Mean number of sequences in the arena, over all steps in which a request waited."""
         crowded = [moment.num_running for moment in self.moments if moment.needed]
         return sum(crowded) / max(1, len(crowded))
 
     def leaks(self) -> dict[int, int]:
-        """The reservations that nobody holds: first slot → 1."""
+        """The reservations that no sequence holds: first slot → 1."""
         counts = dict.fromkeys(self.arena.reservations(), 1)
         return find_leaks(counts, [[sequence.start] for sequence in self.running])
 
@@ -153,7 +153,7 @@ class ArenaReplay:
             self.arena.release(sequence.start)
 
     def _admit(self) -> None:
-        """First come, first served: nobody overtakes the head of the queue."""
+        """First come, first served: no request overtakes the head of the queue."""
         now, self._needed = len(self.moments) * self.seconds_per_step, 0
         while self._next < len(self.trace) and self.trace[self._next].arrival_s <= now:
             row = self.trace[self._next]

@@ -2,7 +2,7 @@
 
 A pool whose one block is as long as the longest sequence is an arena with reservations to the
 maximum. So the paged engine serves the traditional way if its blocks are that long and the reader's arena
-hands them out. What it leaves out: reservations of different lengths, which the engine has no words for.
+hands them out. Reservations of different lengths are missing: the engine can't express them.
 """
 
 from __future__ import annotations

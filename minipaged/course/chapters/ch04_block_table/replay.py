@@ -1,9 +1,9 @@
 """A trace served in blocks, without a model: chapter 02's experiment again, with block tables.
 
-Why it exists: to measure the paged way by the same rules, on the same requests and in the same memory as the
-traditional ones in chapter 02's `replay.py`. Every step gives each running sequence one more token. When a sequence
-needs a block and none is free, the last one that came is preempted: it gives its blocks back and starts
-again later, with the tokens that it had. What it leaves out: time, as there. Chapter 04.
+It measures the paged way by the same rules, on the same requests and in the same memory as the traditional
+ones in chapter 02's `replay.py`, and as there it does not model time. Every step gives each running sequence
+one more token. When a sequence needs a block and none is free, the last one that came is preempted: it gives
+its blocks back and starts again later, with the tokens that it had. Chapter 04.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TableMoment(NamedTuple):
 class TableReplay:
     """Requests arrive, are admitted in their order when their blocks are free, grow by a token, and end.
 
-    keep_free: blocks that must stay free when somebody is admitted, for those who run already to grow into.
+    keep_free: blocks that must stay free on admission, for the running sequences to grow into.
 
     >>> replay = TableReplay(synthetic(1000, seed=0), block_size=16).run()
     >>> replay.shares()["tail"], replay.mean_running(), replay.num_preempted
@@ -91,7 +91,7 @@ class TableReplay:
         self.moments.append(TableMoment(used, sum(tails), free, len(self.running), is_crowded))
 
     def shares(self) -> dict[str, float]:
-        """Mean shares of the pool (used, tail, free) over all steps in which somebody waited."""
+        """Mean shares of the pool (used, tail, free) over all steps in which a request waited."""
         crowded = [moment for moment in self.moments if moment.is_crowded]
         num_slots = max(1, len(crowded)) * self.pool.num_blocks * self.block_size
         return {
@@ -100,7 +100,7 @@ class TableReplay:
         }
 
     def mean_running(self) -> float:
-        """Sequences in the pool, over all steps in which somebody waited."""
+        """Mean number of sequences in the pool, over all steps in which a request waited."""
         crowded = [moment.num_running for moment in self.moments if moment.is_crowded]
         return sum(crowded) / max(1, len(crowded))
 
@@ -123,7 +123,7 @@ class TableReplay:
             branch.table.free()
 
     def _admit(self) -> bool:
-        """Let in who fits, in order of arrival; whether somebody has to wait."""
+        """Admit the requests that fit, in order of arrival; returns whether one has to wait."""
         now = len(self.moments) * SECONDS_PER_STEP
         while self._to_come and self._to_come[0][0] <= now:
             self._waiting.append(self._to_come.popleft()[1])

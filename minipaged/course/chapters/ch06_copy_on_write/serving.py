@@ -1,7 +1,7 @@
 """Samples and beams in the real engine: what is held in every step, and whether a reader's sharing is right.
 
-Why it exists: `serve_with` serves single answers, in which nothing is forked. What it leaves out: blocks
-counted without a model (`minipaged/simulation/sharing.py`). Chapter 06.
+`serve_with` serves single answers, in which nothing is forked; here branches are.
+`minipaged/simulation/sharing.py` counts blocks without a model. Chapter 06.
 """
 
 from __future__ import annotations

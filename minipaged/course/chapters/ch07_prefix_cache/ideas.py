@@ -30,8 +30,8 @@ class PrefixPool:
     """A pool whose freed blocks can be found again: an allocator and a prefix cache, wired together.
 
     Nothing here decides what to evict. Blocks come back to the tail of the free queue and are taken from its
-    head, so the one that nobody has used for longest goes first. The engine does the same for requests with
-    several branches (`BlockManager`, blocks_to_admit and admit).
+    head, so the least recently used one goes first. The engine does the same for requests with several
+    branches (`BlockManager`, blocks_to_admit and admit).
 
     >>> pool, first = PrefixPool(num_blocks=3, block_size=2), block_key(ROOT_KEY, [5, 6])
     >>> block_ids = pool.take([], num_new=2)
@@ -47,7 +47,7 @@ class PrefixPool:
     def take(self, hits: Sequence[int], num_new: int) -> list[int]:
         """Become a user of the cached blocks `hits` and of `num_new` fresh ones, or of none (`OutOfBlocks`).
 
-        A hit that nobody uses is one of the free blocks, and counts as needed like a fresh one.
+        A hit without users is one of the free blocks, and counts as needed like a fresh one.
         """
         num_revived = sum(self.allocator.ref_count(block_id) == 0 for block_id in hits)
         needed = num_revived + num_new

@@ -1,9 +1,9 @@
 """A trace of prompts served by a pool with a prefix cache, without a model; and chapter 07's pictures.
 
-Why it exists: how much a cache finds depends on what people send and on how many blocks there are, and no
-model is needed to count that. A prompt is a list of numbers, one for each block; equal numbers mean the same
-block behind the same beginning, as `hash_ids` in Mooncake's traces. What it leaves out: time, requests that
-run at the same time, and the rule that the last token is always computed, which such numbers can't tell.
+How much a cache finds depends on what people send and on how many blocks there are, and no model is needed
+to count that. A prompt is a list of numbers, one for each block; equal numbers mean the same block behind the
+same beginning, as `hash_ids` in Mooncake's traces. Not modelled: time, requests that run at the same time,
+and the rule that the last token is always computed, which such numbers can't tell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The simulated engine, driven by name and answering in plain data: for graders and notebooks.
 
-Why it exists: who runs when, and with how many tokens, does not depend on what the tokens say. So a scheduler
-can be judged, step by step and in plain data, without PyTorch. What it leaves out: time
-(`replay.py`). Chapter 08.
+Which request runs when, and with how many tokens, does not depend on what the tokens say. So a scheduler can
+be judged, step by step and in plain data, without PyTorch. `replay.py` adds time. Chapter 08.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class DryEngine:
         }
 
     def state(self) -> dict[str, Any]:
-        """Who waits and who runs, in the scheduler's order, what each has stored, and the free blocks."""
+        """Waiting and running requests in the scheduler's order, what each stored, and the free blocks."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         return {
             "waiting": [request.request_id for request in waiting],

@@ -1,4 +1,4 @@
-"""Pictures of schedules, for chapter 08: who sat where in which step, when tokens came, and curves."""
+"""Pictures of schedules, for chapter 08: which request had which seat when, when tokens came, and curves."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Steps = Sequence[Mapping[str, int]]  # for each step, the tokens that each reque
 
 
 def assign_seats(steps: Steps) -> list[tuple[str, int, int, int]]:
-    """For each request (name, seat, first step, step after its last): whoever enters takes the lowest free
-    seat.
+    """For each request (name, seat, first step, step after its last): a new request takes the lowest
+    free seat.
 
     >>> assign_seats([{"a": 3, "b": 2}, {"b": 1, "c": 4}])
     [('a', 0, 0, 1), ('b', 1, 0, 2), ('c', 0, 1, 2)]

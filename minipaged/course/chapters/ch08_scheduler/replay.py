@@ -1,9 +1,9 @@
-"""A trace of requests served by a dry engine, with a formula for time: who waited how long for which token.
+"""A trace of requests served by a dry engine, with a formula for time: how long each token took to come.
 
-Why it exists: throughput and latency pull in different directions, and a trace of real lengths shows where. A
-step of so many tokens takes so many seconds, by a formula that the caller states; whoever shows numbers from
-here has to state it too. What it leaves out: all that such a formula leaves out, above all that attention
-takes longer over a longer context (`minipaged/simulation/cost_model.py` has that). Chapter 08.
+Throughput and latency pull in different directions, and a trace of real lengths shows where. A step of so
+many tokens takes so many seconds, by a formula that the caller states; state it beside any numbers from here.
+Such a formula ignores above all that attention takes longer over a longer context
+(`minipaged/simulation/cost_model.py` has that). Chapter 08.
 """
 
 from __future__ import annotations

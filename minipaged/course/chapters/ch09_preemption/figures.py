@@ -1,4 +1,4 @@
-"""Pictures of memory pressure, for chapter 09: who computes and who waits; prices; watermarks."""
+"""Pictures of memory pressure, for chapter 09: which requests compute or wait; prices; watermarks."""
 
 from __future__ import annotations
 

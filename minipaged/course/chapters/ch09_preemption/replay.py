@@ -1,9 +1,9 @@
 """Memory pressure, watched in a running engine and simulated on a trace: chapter 09's experiments.
 
-Why it exists: what preemption costs, and how admission avoids it, shows only over thousands of steps.
-`record` notes what a real engine does step by step; `PressureReplay` does the same bookkeeping with block
-tables and no model, and a clock that runs by `Costs`. What it leaves out: attention's part of a step's time,
-chunks of prompts, the prefix cache, and transfers that overlap with computing. Chapter 09.
+What preemption costs, and how admission avoids it, shows only over thousands of steps. `record` notes what a
+real engine does step by step; `PressureReplay` does the same bookkeeping with block tables and no model, and
+a clock that runs by `Costs`. Not modelled: attention's part of a step's time, chunks of prompts, the prefix
+cache, and transfers that overlap with computing. Chapter 09.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minipaged.simulation.traces import TraceRow
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of an engine: tokens computed by each request, who gave way, who holds blocks elsewhere."""
+    """One step of an engine: tokens computed by each request, requests preempted, and those swapped out."""
 
     computed: dict[str, int]
     preempted: tuple[str, ...]
@@ -73,10 +73,10 @@ class PressedSequence:
 
 @dataclass
 class PressureReplay:
-    """Requests are served in order of arrival from one pool; the last one gives way when it is empty.
+    """Requests are served in order of arrival from one pool; when it is empty, the last one is preempted.
 
     mode: "recompute" or "swap" (the CPU pool is as large as needed). keep_free: blocks that must stay free
-    when somebody is let in, unless nobody runs. A request that the pool cannot hold is a ValueError.
+    on admission, unless no sequence runs. A request that the pool cannot hold raises ValueError.
 
     >>> replay = PressureReplay(trace, num_blocks=981, costs=costs, keep_free=10).run()
     >>> replay.seconds, replay.num_preempted, replay.num_recomputed
@@ -119,12 +119,12 @@ class PressureReplay:
         return self
 
     def step(self) -> None:
-        """Every running sequence gets a token; if nobody had to give way, the queue moves up."""
+        """Every running sequence gets a token; if none was preempted, the queue moves up."""
         if not self.running:
             self.seconds = max(self.seconds, self.waiting[0].arrival_s)
         before = self.num_computed, self.num_moved, self.num_preempted
         for branch in list(self.running):
-            if branch in self.running:  # it may have given way to one before it
+            if branch in self.running:  # an earlier one may have preempted it
                 self._grow(branch)
         if self.num_preempted == before[2]:
             self._admit()
@@ -143,7 +143,7 @@ class PressureReplay:
                 return
         if is_full:
             branch.table.append(1)
-        else:  # what an append does here, without asking who owns the tail: nothing is shared
+        else:  # what an append does here, without asking whether the tail is shared: nothing is
             branch.table.num_tokens += 1
         self.num_computed += 1
         branch.num_known += 1
@@ -153,7 +153,7 @@ class PressureReplay:
 
     def _preempt(self, victim: PressedSequence) -> None:
         self.running.remove(victim)
-        self.waiting.appendleft(victim)  # it came after everybody who runs, and before everybody who waits
+        self.waiting.appendleft(victim)  # it came after all that run, and before all that wait
         self.num_preempted += 1
         if self.mode == "swap":
             self._move(victim, self.pool, self.cpu_pool)

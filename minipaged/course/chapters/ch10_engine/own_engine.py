@@ -1,8 +1,8 @@
 """The reader's own engine: as many of their layers as serve, turned by their own step loop.
 
-Why it exists: at the end of chapter 10 one wants to talk with what one has built, even if one layer of it is
-not finished. Each is tried on the tiny model; what can't serve, or says something else, is replaced by the
-package's own and named. What it leaves out: saying what is wrong. The graders do that.
+At the end of chapter 10 you want to talk with what you have built, even if a layer is not finished. Each is
+tried on the tiny model; one that can't serve, or gives other tokens, is replaced by the package's own and
+named. The graders say what is wrong with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_REASON = 70  # characters
 
 def own_engine(llm: LLM, folder: str = "exercises", **options: Any) -> Engine:
     """An engine for the model of `llm`, made of the reader's layers and loop as far as they serve; prints
-    whose is what. `options` are those of `Engine`.
+    which are the reader's. `options` are those of `Engine`.
 
     >>> engine = own_engine(llm, num_blocks=512)
     """

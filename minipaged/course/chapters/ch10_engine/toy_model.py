@@ -1,9 +1,9 @@
-"""A model of one line of arithmetic, for whoever steps an engine and wants to know what must come out.
+"""A model of one line of arithmetic, for stepping an engine with a known result.
 
-Why it exists: its next token depends on every token before it, as a language model's does, and anybody can
-work it out by hand. It finds the tokens where an engine put them: it writes them into the cache through the
-slot mapping, and reads them back through the block tables. A block that was not copied, or copied too late,
-gives another token. What it leaves out: weights, and attention. Used by the grader of chapter 10.
+Its next token depends on every token before it, as a language model's does, and can be worked out by hand. It
+finds the tokens where an engine put them: it writes them into the cache through the slot mapping, and reads
+them back through the block tables. A block that was not copied, or copied too late, gives another token. It
+has no weights and no attention. Used by the grader of chapter 10.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ToyModel:
 
 
 class ToyTokenizer:
-    """A vocabulary given as its tokens' bytes; without any, token n is the byte n. All that is asked of it
-    while tokens become text.
+    """A vocabulary given as its tokens' bytes; without any, token n is the byte n. It has only what
+    turning tokens into text needs.
 
     >>> ToyTokenizer([b"Hel", b"lo"]).token_bytes(1), ToyTokenizer().token_bytes(65)
     (b'lo', b'A')

@@ -1,7 +1,7 @@
 """Made-up benchmarks of two engines that are equally fast, for chapter 13: a fair one, and one that flatters.
 
-Why it exists: whether a harness tells the truth can only be seen where the truth is known. Here it is 1.0.
-What it leaves out: engines. How long a run takes is a formula with some noise, and no clock is read.
+Whether a harness tells the truth can only be seen where the truth is known: here the ratio is 1.0. No engine
+runs and no clock is read; how long a run takes is a formula with some noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLD_S, FAILURE_S, SLOWER_SECOND, NOISE = 4.0, 3.0, 0.06, 0.03
 
 
 def made_up_runs(num_rounds: int, flattering: bool = False, seed: int = 0) -> list[Run]:
-    """The record of `num_rounds` rounds. On this machine whoever comes second is 6 % slower: it has got warm.
+    """The record of `num_rounds` rounds. In each the second run is 6 % slower: the machine has got warm.
 
     flattering: "theirs" isn't warmed up; "ours" always runs first, finds much of its prompts in the cache of
     the round before, and from round 3 on stops at the end of the text while theirs goes on; in round 2 a
