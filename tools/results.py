@@ -27,6 +27,12 @@ INTRODUCTION = """# Results
 
 Each section is one run of one command, made from the JSON file that it wrote. Times of simulated machines are
 computed from their data sheets and never measured; where the paper has a value it stands beside ours.
+
+"Serving" is 16 requests, all there at once: prompts of 26 to 251 tokens of real text, 25 to 124 tokens out,
+greedy, without a prefix cache. Each engine has a process of its own, and they take turns round by round, on
+the same weights and threads. tokens/s are useful output tokens; the ratio is the median of the rounds' ratios
+(above 1: minipaged is faster), with what they allow to claim. A long gap between two tokens is another
+request's prompt. vLLM's default is its compiled mode, the row "vllm-compiled"; "vllm" is its eager mode.
 """
 # The name of a file → the command that writes it. {traces}: the folder $MINIPAGED_TRACES, with Azure's trace.
 CHATS = "{traces}/AzureLLMInferenceTrace_conv.csv"

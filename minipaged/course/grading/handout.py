@@ -14,7 +14,7 @@ from pathlib import Path
 from minipaged.course.outline import Chapter
 from minipaged.course.tasks import exercise_file, graded_chapters, grader_file, hidden_file, original_file
 
-COURSE = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "minipaged", "kernels")
+COURSE = ("LICENSE", "README.md", "pyproject.toml", "setup.py", "constraints.txt", "minipaged", "kernels")
 FOR_STUDENTS = ("Makefile", "docs", "notebooks")
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "*.egg-info")
 
