@@ -1,7 +1,8 @@
 """A small, complete paged engine for LLM serving, to learn from.
 
-Reading order: `llm.py` → `engine.py` → `scheduler.py` → `block_manager.py` → `block_allocator.py`,
-`block_table.py`, `copy_on_write.py`, `prefix_cache.py`, `preemption.py` → `paged_attention.py` → `model.py`.
+docs/architecture.md follows a request through it in eight steps. Reading order: `llm.py` → `engine.py` →
+`request.py` → `scheduler.py` → `block_manager.py` → `block_allocator.py`, `block_table.py`,
+`copy_on_write.py`, `prefix_cache.py`, `preemption.py` → `paged_attention.py` → `model.py`.
 
 The names below are imported when they are first used, so that `minipaged --help` need not wait for torch.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from minipaged.block_table import Append, BlockTable
     from minipaged.copy_on_write import CopyOnWrite
     from minipaged.engine import Engine
+    from minipaged.engine_config import EngineConfig
     from minipaged.errors import ModelError, OutOfBlocks
     from minipaged.invariants import check_invariants
     from minipaged.llm import LLM
@@ -32,6 +34,7 @@ _NAMES = {
     "block_table": ("Append", "BlockTable"),
     "copy_on_write": ("CopyOnWrite",),
     "engine": ("Engine",),
+    "engine_config": ("EngineConfig",),
     "errors": ("ModelError", "OutOfBlocks"),
     "invariants": ("check_invariants",),
     "llm": ("LLM",),
@@ -54,6 +57,7 @@ __all__ = [
     "CompletionOutput",
     "CopyOnWrite",
     "Engine",
+    "EngineConfig",
     "KVCache",
     "ModelError",
     "OutOfBlocks",

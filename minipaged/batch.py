@@ -1,6 +1,6 @@
 """One step's tokens as the model sees them: flat, with tables that say where each context lies.
 
-Why it exists: it is the seam between two worlds: requests and lists of ints before it, only tensors after.
+This is the seam between two worlds: requests and lists of ints before it, only tensors after.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Beam search by fork and free.
 
-Why it exists: every step the best continuations are chosen over all beams, so some beams split and others
-die. With a block table a split is a fork that copies nothing, and a death is a free; other systems move whole
-caches around. What it leaves out: diverse beams and constraints. Chapter 06 (Kwon et al., SOSP'23, section
-4.4, Figure 9).
+Every step the best continuations are chosen over all beams, so some beams split and others die. With a block
+table a split is a fork that copies nothing, and a death is a free; other systems move whole caches around.
+Left out: diverse beams and constraints. Chapter 06 (Kwon et al., SOSP'23, section 4.4, Figure 9).
 """
 
 from __future__ import annotations

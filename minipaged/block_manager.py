@@ -1,9 +1,9 @@
 """The memory of the engine as the scheduler sees it: requests in, blocks and slots out.
 
-Why it exists: allocator, block tables, copy-on-write, prefix cache and preemption each know one thing. This
-class joins them and answers the scheduler's questions: what would it cost to admit this request, to run this
-step, and what does preempting give back. vLLM's counterpart is KVCacheManager
-(vllm/v1/core/kv_cache_manager.py). What it leaves out: tensors. Everything here is block ids.
+Allocator, block tables, copy-on-write, prefix cache and preemption each know one thing. This class joins them
+and answers the scheduler's questions: what would it cost to admit this request, to run this step, and what
+does preempting give back. There are no tensors here, only block ids. vLLM's counterpart is KVCacheManager
+(vllm/v1/core/kv_cache_manager.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BlockManager:
     def blocks_to_admit(self, request: Request) -> int:
         """Free blocks that a waiting request needs to compute all the tokens it has.
 
-        A cached block that nobody uses counts, because reviving it takes it from the free ones.
+        A cached block without users counts, because reviving it takes it from the free ones.
         """
         live = request.live
         if request.is_swapped:

@@ -1,10 +1,10 @@
 """The traditional way: one contiguous run of memory per sequence, reserved when its request is admitted.
 
-Why it exists: to be measured and to be replaced. Before paging, engines set aside, for every request, one run
-of token slots for all that it might ever write. Here are three ways to decide how long a run to ask for, the
-two classical allocators that hand runs out, and the account of what becomes of the memory. What it leaves
-out: the bytes. A slot is the place of one token's K and V in all layers. Chapter 02 (Kwon et al., SOSP'23,
-section 3.1; first fit and buddies: Knuth, The Art of Computer Programming, volume 1, section 2.5).
+Before paging, engines set aside, for every request, one run of token slots for all that it might ever write.
+Here are three ways to decide how long a run to ask for, the two classical allocators that hand runs out, and
+the account of what becomes of the memory: to be measured, and to be replaced. A slot is the place of one
+token's K and V in all layers. Chapter 02 (Kwon et al., SOSP'23, section 3.1; first fit and buddies: Knuth,
+The Art of Computer Programming, volume 1, section 2.5).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reservation(policy: str, prompt_len: int, output_len: int, max_model_len: in
 def account(sequences: Iterable[tuple[int, int, int]], holes: Sequence[Hole], needed: int = 0) -> Account:
     """Where every slot is; `sequences` are (slots set aside, tokens held now, tokens held in the end).
 
-    needed: slots that the request at the head of the queue asks for; 0 if nobody waits. A sequence that will
+    needed: slots that the request at the head of the queue asks for; 0 if none waits. A sequence that will
     outgrow its reservation leaves none of it unused.
 
     >>> account([(8, 3, 5)], [(8, 2), (14, 2)], needed=4)
@@ -200,7 +200,7 @@ class Buddy(Arena):
 def find_leaks(ref_counts: Mapping[int, int], holders: Iterable[Sequence[int]]) -> dict[int, int]:
     """What the books say minus who is really there: `holders` are the ids that each live sequence holds.
 
-    Above 0 is a leak, which nobody will free; below 0, somebody uses what has been given up.
+    Above 0 is a leak, which is never freed; below 0, a sequence uses what has been given up.
 
     >>> find_leaks({0: 1, 4: 1, 7: 2}, [[0], [7], [9]])
     {4: 1, 7: 1, 9: -1}

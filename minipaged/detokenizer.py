@@ -1,8 +1,7 @@
 """From tokens to text, one token at a time, never breaking a character and never showing a stop text.
 
-Why it exists: a token may be half a character, and a stop text may begin in one token and end three tokens
-later. What a stream has shown cannot be taken back, so text is held back while it may still become either.
-What it leaves out: which tokens there are (`Tokenizer`).
+A token may be half a character, and a stop text may begin in one token and end three tokens later. What a
+stream has shown cannot be taken back, so text is held back while it may still become either.
 """
 
 from __future__ import annotations

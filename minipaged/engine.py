@@ -1,8 +1,8 @@
 """The engine: requests in, steps, tokens out.
 
-Why it exists: it is the loop that every serving engine has. A step schedules, moves blocks, runs the model
-once over a flat batch, samples, and takes in the new tokens; `Engine.step` is those lines. What it leaves
-out: loading a model and a convenient front (`LLM`), a server, threads. Chapter 10 (vllm/v1/engine/core.py,
+This is the loop that every serving engine has. A step schedules, moves blocks, runs the model once over a
+flat batch, samples, and takes in the new tokens; `Engine.step` is those lines. `LLM` loads a model and is the
+convenient front; there is no server here, and no threads. Chapter 10 (vllm/v1/engine/core.py,
 EngineCore.step).
 """
 
@@ -68,7 +68,7 @@ class Engine:
     ) -> None:
         """options: fields of `config` that are to be others, or all of them: `num_blocks=512`.
 
-        ValueError if the model, or this machine's memory, can't have what they ask for.
+        Raises ValueError if max_model_len is more than the model's, or if the pool does not fit into memory.
         """
         config = replace(config or EngineConfig(), **options)
         self.model, self.tokenizer = model, tokenizer
@@ -114,7 +114,7 @@ class Engine:
         except RuntimeError as error:  # what PyTorch raises when memory runs out
             needed = num_blocks * block_size * kv_bytes_per_token(config, self.model.dtype)
             raise ValueError(
-                f"a pool of {num_blocks} blocks is {needed:,} bytes, which cannot be had ({error}); "
+                f"a pool of {num_blocks} blocks is {needed:,} bytes, which do not fit into memory ({error}); "
                 f"lower num_blocks or kv_cache_memory_bytes"
             ) from None
 
@@ -130,7 +130,7 @@ class Engine:
         """Queue a request: a text, or token ids. Lower priority numbers are served first.
 
         A request that could never be served (an empty prompt, one too long for the model or the pool, a token
-        id that the vocabulary lacks, an id that is in use) is a ValueError with the numbers; the others go
+        id that the vocabulary lacks, an id that is in use) raises ValueError with the numbers; the others go
         on.
         """
         params = SamplingParams() if params is None else params

@@ -10,7 +10,7 @@ from __future__ import annotations
 class OutOfBlocks(Exception):
     """The pool has fewer free blocks than an operation needs; nothing has changed.
 
-    Not a `ValueError`: nobody made a mistake. The scheduler catches it and preempts a request.
+    Not a `ValueError`: the caller made no mistake. The scheduler catches it and preempts a request.
 
     Example: `str(OutOfBlocks(needed=3, free=1, total=8)) == "need 3, 1 free of 8"`.
     """

@@ -1,8 +1,7 @@
 """What must always be true of an engine's memory, as code.
 
-Why it exists: a wrong reference count shows up thousands of steps later as a wrong word. These checks find it
-in the step that caused it. They use public methods only, so they judge a reader's layers as well as the
-package's.
+A wrong reference count shows up thousands of steps later as a wrong word; these checks find it in the step
+that caused it. They use public methods only, so they judge a reader's layers as well as the package's.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _check_pool(allocator: BlockAllocator, uses: Counter[int]) -> None:
 
 def check_writes(step: Schedule, memory: BlockManager) -> None:
     """Raise a RuntimeError before a step that would write what it must not: a slot twice, a block that
-    somebody else uses too, or one that the prefix cache can find.
+    another sequence uses too, or one that the prefix cache can find.
 
     Also if copies are not safe to run as one batch: no destination twice, none that is also a source.
     """

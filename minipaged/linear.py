@@ -1,10 +1,9 @@
 """A linear layer whose weight is laid out once, at load, for the way it will be used.
 
-Why it exists: in a decode step the weights are read from memory for only a few rows of input, and a plain
-row-major weight cannot be read at the full speed of a CPU. oneDNN, which PyTorch ships for its compiler,
-knows a blocked layout that can (`torch.ops.mkldnn`, the operators that torch.compile puts in place of
-`F.linear` when it freezes weights). What it leaves out: everything else; without oneDNN, or on a GPU, it is
-`F.linear`.
+In a decode step the weights are read from memory for only a few rows of input, and a plain row-major weight
+cannot be read at the full speed of a CPU. oneDNN, which PyTorch ships for its compiler, knows a blocked
+layout that can (`torch.ops.mkldnn`, the operators that torch.compile puts in place of `F.linear` when it
+freezes weights). Without oneDNN, or on a GPU, the layer is `F.linear`.
 """
 
 from __future__ import annotations

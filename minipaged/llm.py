@@ -1,7 +1,7 @@
 """`LLM`: a model, its tokenizer and an engine behind three methods.
 
-Why it exists: `LLM("smollm2-135m").generate(["Hello"])` is what a user wants to type, in the words of vLLM's
-`LLM`. What it leaves out: everything it does itself is choosing defaults; the engine is `llm.engine`.
+`LLM("smollm2-135m").generate(["Hello"])` is what a user wants to type, in the words of vLLM's `LLM`. It loads
+the model and chooses defaults; the engine is `llm.engine`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class LLM:
         return request_id
 
     def _step(self) -> None:
-        """One step of the engine, for whoever is waiting: two streams may take turns."""
+        """One step of the engine, for every caller that waits: two streams may take turns."""
         for output in self.engine.step():
             if output.request_id in self._mine:
                 self._newest[output.request_id] = output

@@ -1,10 +1,10 @@
-"""Numbers that one can defend: what to expect of a step, what to report of a run, and how sure to be of it.
+"""Numbers that you can defend: what to expect of a step, what to report of a run, and how sure to be of it.
 
-Why it exists: a benchmark writes down times; everything else about it is arithmetic, and there it flatters or
-not. Here is that arithmetic, on plain numbers, so that it can be tested: latencies of requests, the price of
-a step in bytes and FLOPs, ratios of equal work, an interval for a median, and Little's law.
-What it leaves out: taking times (`minipaged bench`), and the constants of machines and models
-(`minipaged/simulation/cost_model.py`). It imports no PyTorch. Chapter 13.
+A benchmark writes down times; everything else about it is arithmetic, and there it flatters or not. Here is
+that arithmetic, on plain numbers, so that it can be tested: latencies of requests, the price of a step in
+bytes and FLOPs, ratios of equal work, an interval for a median, and Little's law. `minipaged bench` takes the
+times, and `minipaged/simulation/cost_model.py` has the constants of machines and models. It imports no
+PyTorch. Chapter 13.
 """
 
 from __future__ import annotations

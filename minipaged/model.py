@@ -1,9 +1,9 @@
 """A Llama-family decoder in plain PyTorch, for a flat batch of tokens whose K/V lives in blocks.
 
-Why it exists: Llama 3, Qwen2, Qwen3 and SmolLM2 are one architecture with switches (GQA, QKV bias, QK-norm,
-tied embeddings, RoPE scaling). A step's tokens, from however many sequences, form one [T, hidden] matrix:
-every layer but attention treats them alike, so batching needs no padding. What it leaves out: training, and
-any parallelism beyond what the matrix products do.
+Llama 3, Qwen2, Qwen3 and SmolLM2 are one architecture with switches (GQA, QKV bias, QK-norm, tied embeddings,
+RoPE scaling). A step's tokens, from however many sequences, form one [T, hidden] matrix: every layer but
+attention treats them alike, so batching needs no padding. Left out: training, and any parallelism beyond what
+the matrix products do.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Llama:
     ) -> torch.Tensor:
         """Store the K/V of the batch's T tokens and return the logits [len(logits_rows), vocab] in fp32."""
         T = len(batch.token_ids)
-        padding = (0, padded_rows(T) - T)  # the products get more rows, which nobody uses
+        padding = (0, padded_rows(T) - T)  # the products get more rows, which are not used
         angles = F.pad(batch.positions, padding)[:, None, None].float() * self.inv_freq
         ops = self.operators_for(self.config, batch, angles, kv_cache, attention)
         x = self.embedding[F.pad(batch.token_ids, padding)]  # [rows, hidden]

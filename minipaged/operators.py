@@ -20,7 +20,7 @@ from minipaged.paged_attention import KVCache, plan_attention
 class Operators:
     """The operators of one step, made anew for each: they hold what all layers share.
 
-    Rows are the step's T tokens, and behind them any number that nobody uses (`padded_rows`).
+    Rows are the step's T tokens, and behind them any number of unused ones (`padded_rows`).
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Paged attention in PyTorch: store K/V by slot, and attend to a context that lies scattered over blocks.
 
-Why it exists: the kernels that came before read one contiguous run of K/V per sequence. Here a sequence's
-context is gathered through its block table, and one call serves prefills, decodes and chunks of a prompt
-together. It comes twice: `paged_attention_reference` to read, `paged_attention` to run, fast enough for CPUs.
-Both are oracles of the GPU kernels. What it leaves out: those (`minipaged.kernels`). Chapter 05 (Kwon et al.,
-SOSP'23, section 4.1).
+The kernels that came before read one contiguous run of K/V per sequence. Here a sequence's context is
+gathered through its block table, and one call serves prefills, decodes and chunks of a prompt together. It
+comes twice: `paged_attention_reference` to read, `paged_attention` to run, fast enough for CPUs. The GPU
+kernels (`minipaged.kernels.paged`) are tested against both. Chapter 05 (Kwon et al., SOSP'23, section 4.1).
 """
 
 from __future__ import annotations

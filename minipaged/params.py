@@ -1,7 +1,7 @@
 """What a user asks for and what comes back: sampling parameters and outputs, under vLLM's names.
 
 Every value is checked when it is made, so that a mistake is reported where it was typed and not steps later.
-What it leaves out: how tokens are chosen (`sampler.py`, `beam_search.py`).
+How tokens are chosen is in `sampler.py` and `beam_search.py`.
 """
 
 from __future__ import annotations

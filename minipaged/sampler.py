@@ -1,9 +1,9 @@
 """From logits to tokens: greedy or drawn, each row with its own parameters.
 
-Why it exists: a step's rows belong to different requests, and a request's samples must not depend on its
-neighbours. So a draw uses one uniform number that is a function of (seed, branch, position) alone: there is
-no generator whose state would have to be kept, forked with a branch, or restored after a preemption. What it
-leaves out: beam search (`beam_search.py`). Chapter 10.
+A step's rows belong to different requests, and a request's samples must not depend on its neighbours. So a
+draw uses one uniform number that is a function of (seed, branch, position) alone: there is no generator whose
+state would have to be kept, forked with a branch, or restored after a preemption. Beams are
+`beam_search.py`. Chapter 10.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
-Why it exists: requests arrive at any time and end after an unknown number of tokens. Deciding anew before
-every step lets one leave and another enter without waiting for the rest of a batch, and lets a long prompt be
-computed in chunks beside everybody else's next token. What it leaves out: where the blocks come from
-(`BlockManager`), who gives way (`Preemption`), and the computing. Chapter 08 (Yu et al., Orca, OSDI'22;
-vllm/v1/core/sched/scheduler.py).
+Requests arrive at any time and end after an unknown number of tokens. Deciding anew before every step lets a
+request leave and another enter without waiting for the rest of a batch, and lets a long prompt be computed in
+chunks beside the next tokens of the others. `BlockManager` knows where the blocks come from, `Preemption`
+which request gives way. Chapter 08 (Yu et al., Orca, OSDI'22; vllm/v1/core/sched/scheduler.py).
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class Scheduler:
         return budget
 
     def _admit_waiting(self, step: Schedule, budget: int) -> None:
-        """Admit from the head while the whole of its tokens fits; nobody overtakes it.
+        """Admit from the head while the whole of its tokens fits; no request overtakes it.
 
         Blocks that admitted prompts still need for their next chunks are promised to them.
         """

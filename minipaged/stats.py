@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Stats:
     """What the engine holds now (blocks, requests) and has done so far (the rest).
 
-    blocks_free includes the cached blocks that nobody uses; blocks_cached are all that a lookup could find.
+    blocks_free includes the cached blocks without users; blocks_cached are all that a lookup could find.
     Prefix hits and queries are in tokens, times in seconds; forward_time is the part of step_time spent in
     the model.
     """

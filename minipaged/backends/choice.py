@@ -47,8 +47,8 @@ def find_operators(
 ) -> Callable[..., Operators]:
     """What makes the operators of a step: `Operators`, or a function that takes compiled ones where it can.
 
-    "numba" asks for these, and is a ValueError where they can't be had; "auto" takes them if they can, for a
-    model that they were made for: float32 or bfloat16, on a CPU, not tiny.
+    "numba" asks for these, and raises ValueError where numba is missing; "auto" takes them if they are there,
+    for a model that they were made for: float32 or bfloat16, on a CPU, not tiny.
     """
     known = dtype in (torch.float32, torch.bfloat16) and device.type == "cpu"
     made_for = known and config.hidden_size >= WORTH_COMPILING

@@ -1,12 +1,12 @@
 """A decode step's small loops, compiled for the CPU by numba.
 
-Why it exists: with one new token per sequence, PyTorch spends a third of a step and more on small operators
-and on gathering scattered K/V into one piece. A loop reads K and V where they lie, once for all the query
-heads that share them. It is what a GPU kernel does, in plain Python: a task is a sequence and a KV head.
-What it leaves out: matrix products (`minipaged.linear`), prompts, float16; those go to PyTorch, whose results
-these equal up to rounding. bfloat16, which numba doesn't know, is seen as int16, widened to float32 when it
-is read and rounded when it is stored. numba is optional, and without it nothing imports this module. Compiled
-code is kept in `__pycache__`, so that only the first start waits for the compiler.
+With one new token per sequence, PyTorch spends a third of a step and more on small operators and on gathering
+scattered K/V into one piece. A loop reads K and V where they lie, once for all the query heads that share
+them. It is what a GPU kernel does, in plain Python: a task is a sequence and a KV head. Matrix products
+(`minipaged.linear`), prompts and float16 go to PyTorch, whose results these loops equal up to rounding.
+bfloat16, which numba doesn't know, is seen as int16, widened to float32 when it is read and rounded when it
+is stored. numba is optional, and without it nothing imports this module. Compiled code is kept in
+`__pycache__`, so that only the first start waits for the compiler.
 """
 
 from __future__ import annotations

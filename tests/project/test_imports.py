@@ -61,6 +61,21 @@ def test_no_module_needs_itself() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_a_class_has_a_name_of_its_own_and_is_called_by_it() -> None:
+    """`Work` is one thing, wherever it is read; and an alias would be a second name for it."""
+    places: dict[str, list[str]] = {}
+    aliases = []
+    for name, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("minipaged"):
+                aliases += [f"{name}: {alias.asname}" for alias in node.names
+                            if alias.asname and alias.name[0].isupper()]
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+    assert aliases == []
+
+
 def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("if TYPE_CHECKING:\n    from minipaged.engine import Engine\n"
