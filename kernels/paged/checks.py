@@ -1,4 +1,4 @@
-"""What a kernel demands of its arguments, checked before it is launched: each mistake is a ValueError.
+"""What a kernel demands of its arguments, checked before it is launched: each mistake raises ValueError.
 
 A kernel knows only pointers: with a wrong shape it reads and writes somewhere else. Shapes, dtypes and
 devices are checked always. Values (slots, block ids, lengths) are checked on the CPU only: on a GPU, looking

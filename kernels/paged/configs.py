@@ -1,11 +1,11 @@
 """The kernels as they ship: what a typical launch of each compiles to, ready for ahead-of-time compilation.
 
-Why it exists: a compile report is worth something only if it compiles what really runs. So nothing is written
-down twice: the wrappers are called on tensors that have shapes but no memory (PyTorch's device "meta"), what
-they would launch is recorded, and its arguments are specialised as Triton's own JIT does it.
+A compile report is worth something only if it compiles what really runs. So nothing is written down twice:
+the wrappers are called on tensors that have shapes but no memory (PyTorch's device "meta"), what they would
+launch is recorded, and its arguments are specialised as Triton's own JIT does it.
 
-Left out: compiling (`minipaged.kernels.compile_report`). An interpreter gets other launches, and has no
-kernels that could be compiled: there, importing this is a RuntimeError.
+`minipaged.kernels.compile_report` compiles them. An interpreter gets other launches, and has no kernels that
+could be compiled: there, importing this raises RuntimeError.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
     """Copy whole blocks in every layer, in place.
 
     k_cache, v_cache: [L, N, B, G, D], of one dtype; any strides will do. copies: [C, 2], int32 or int64, each
-    (src, dst). A dst is no other's dst, and nobody's src: copies run in any order. Bytes moved:
+    (src, dst). A dst is no other's dst, and no other's src: copies run in any order. Bytes moved:
     4 · C · L · B · G · D elements, half of them read and half written.
 
     Example::

@@ -1,6 +1,6 @@
 """Made-up addresses, from which one can tell what a kernel meant; `sanitizer` gives them to kernels.
 
-A real address that is out of bounds is most often some other tensor's, and nobody can tell which was meant.
+A real address that is out of bounds is most often some other tensor's, and it can't be told which was meant.
 So each tensor argument of a launch gets a region of 2^48 addresses of its own, and lies in the middle of it:
 whatever a kernel adds to its pointer, up to 2^47 bytes either way, the sum still says which argument it was
 made from, and how far off it is. It becomes a real address only after it has been checked.

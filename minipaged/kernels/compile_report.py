@@ -123,7 +123,7 @@ def compile_report(
             for line in child.stdout:
                 yield _from_json(json.loads(line))
                 found = True
-        except BaseException:  # nobody wants the rest
+        except BaseException:  # the rest is not wanted
             child.kill()
             raise
         errors.seek(0)

@@ -1,10 +1,10 @@
 """Two repairs of Triton's interpreter: of an old Triton beside a new NumPy, and of its speed.
 
-Why it exists: up to Triton 3.6 a loop bound that was loaded is read as `int(array)` of an array with one
-element, which NumPy 2.4 and later refuse ("only 0-dimensional arrays can be converted to Python scalars"), so
-every kernel with such a loop fails. Triton 3.7 reads it as is done here. Common GPU images hold that pair.
-And at every launch, and whenever a kernel calls a function (`tl.zeros` and `tl.max` are some, too), the
-interpreter looks through all of `triton.language` for what it must replace: a third of a kernel's time.
+Up to Triton 3.6 a loop bound that was loaded is read as `int(array)` of an array with one element, which
+NumPy 2.4 and later refuse ("only 0-dimensional arrays can be converted to Python scalars"), so every kernel
+with such a loop fails. Triton 3.7 reads it as is done here. Common GPU images hold that pair. And at every
+launch, and whenever a kernel calls a function (`tl.zeros` and `tl.max` are some, too), the interpreter looks
+through all of `triton.language` for what it must replace: a third of a kernel's time.
 
 Left out: what else the interpreter does unlike a GPU, bf16 first of all (`triton_decode.compute_dtypes`).
 """

@@ -58,7 +58,7 @@ class OutOfBounds(KernelFault):
 
 
 class UnwrittenRead(KernelFault):
-    """A load of an element that nobody has written: it holds whatever the memory held before."""
+    """A load of an element that was never written: it holds whatever the memory held before."""
 
 
 class Race(KernelFault):
@@ -69,7 +69,7 @@ class Race(KernelFault):
 def watch(*, unwritten: Sequence[Tensor] = (), check_races: bool = True) -> Iterator[Report]:
     """Watch the kernels that run in this block: an error at the first wrong access, else a report.
 
-    unwritten: tensors in which NaN marks an element that nobody has written, so that loading it is an error.
+    unwritten: tensors in which NaN marks an element that was never written, so that loading it is an error.
     Fill a new cache with NaN to use it. check_races: False for a kernel whose programs wait for each other
     with atomics, which the check doesn't understand.
 
@@ -112,7 +112,7 @@ def watch(*, unwritten: Sequence[Tensor] = (), check_races: bool = True) -> Iter
 def guarded(tensor: Tensor) -> Tensor:
     """A copy with a gap of one after each row, in every dimension; the gaps hold NaN or the largest integer.
 
-    In a contiguous tensor, an index past the end of a row is the next row's beginning, and nobody can tell
+    In a contiguous tensor, an index past the end of a row is the next row's beginning, and it can't be told
     that it is wrong. Here it falls into a gap, and `watch` refuses it. The order of the dimensions in memory
     stays, and elements that don't lie side by side get gaps between them. Example:
     `guarded(torch.zeros(2, 8))` has strides (9, 1).
@@ -288,7 +288,7 @@ class _WatchedMemory:
             lanes = f"{outside.sum()} of {num_lanes} lanes are outside and not masked"
             self._fail(OutOfBounds, f"{verb} {element}, but {limit}: {lanes}", argument.name, index)
 
-    # -- what nobody has written -------------------------------------------------------------------
+    # -- what was never written --------------------------------------------------------------------
 
     def _check_written(self, argument: Argument, offsets: Array, values: Array) -> None:
         is_bfloat16 = values.dtype.kind == "u"  # NumPy has no such type: its bits come as integers

@@ -1,9 +1,8 @@
 """Pictures of the engine, drawn with matplotlib from its live state: the pool and the block tables.
 
-Why it exists: owners, sharing and waste are hard to see in lists of block ids and obvious in a picture. A
-sequence has one letter and colour in all of them (Okabe and Ito's palette, made for colour-blind readers).
-A figure's label describes it in words; `show` makes that the alt text of the image.
-What it leaves out: animation, which `minipaged demo` has. Used by every chapter.
+Owners, sharing and waste are hard to see in lists of block ids and obvious in a picture. A sequence has one
+letter and colour in all of them (Okabe and Ito's palette, made for colour-blind readers). A figure's label
+describes it in words; `show` makes that the alt text of the image. Used by every chapter.
 """
 
 from __future__ import annotations
@@ -129,8 +128,9 @@ def canvas(height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def write(
-    axes: Axes, x: float, y: float, text: str, size: float, outlined: bool = False, **style: str
+    axes: Axes, x: float, y: float, text: str, size: float, outlined: bool = False, **style: object
 ) -> None:
+    """Text at a place in inches; style: further arguments of matplotlib's `text`."""
     effects = [withStroke(linewidth=2.5, foreground="white")] if outlined else None
     look = {"color": INK, "va": "center"} | style
     # Not parse_math: a token may hold two dollar signs.
@@ -263,7 +263,7 @@ def _legend(owners: list[Owner]) -> list[Patch]:
 
 
 def _describe(figure: Figure, title: str, owners: list[Owner]) -> Figure:
-    """The same figure, labelled with what it shows, for whoever can't see it."""
+    """The same figure, labelled with what it shows, for readers who can't see it."""
     tables = [(owner.label, owner.table) for owner in owners[:MAX_ROWS]]
     rows = [f"{label}: {table.num_tokens} tokens in blocks {table.block_ids}" for label, table in tables]
     figure.set_label(". ".join([title, *rows]) + ".")

@@ -1,8 +1,7 @@
 """A recorded run to leaf through in a notebook: a slider over its steps, a picture for each.
 
-Why it exists: a run is a film, and a figure shows one moment. With ipywidgets one goes back and forth; where
-widgets can't run (a page on the web, a printout) a few steps stand below each other instead.
-What it leaves out: recording (`recording.py`), and pictures of a live engine (`draw.py`).
+A run is a film, and a figure shows one moment. With ipywidgets you go back and forth; where widgets can't run
+(a page on the web, a printout) a few steps stand below each other instead. `recording.py` records the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A run of the engine written down step by step: who owned which block, who waited, what was copied.
+"""A run of the engine written down step by step: the owners of every block, the queue, what was copied.
 
-Why it exists: sharing, copies and preemptions last a few steps and leave no trace in the text that comes out.
-The recording is plain data, so the same run feeds the terminal (`minipaged demo`), the notebook's player
-(`player.py`) and a file. What it leaves out: tensors, and how it looks.
+Sharing, copies and preemptions last a few steps and leave no trace in the text that comes out. The recording
+is plain data, so the same run feeds the terminal (`minipaged demo`), the notebook's player (`player.py`) and
+a file.
 """
 
 from __future__ import annotations

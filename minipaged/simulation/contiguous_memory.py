@@ -1,10 +1,10 @@
 """The traditional way behind the engine's own scheduler: one reservation per request, made at admission.
 
-Why it exists: to compare memory management and nothing else, everything else must be the same: the scheduler,
-the requests, the clock. So this class answers the questions that the scheduler asks a `BlockManager`, from an
-arena of contiguous runs. It knows how long the answers will be, as the paper's Orca (Pow2) and (Oracle) do.
-What it leaves out: growth beyond a reservation, sharing, preemption; a request holds what it was given until
-it ends. Chapter 13 (Kwon et al., SOSP'23, sections 3.1 and 6.1).
+To compare memory management and nothing else, everything else must be the same: the scheduler, the requests,
+the clock. So this class answers the questions that the scheduler asks a `BlockManager`, from an arena of
+contiguous runs. It knows how long the answers will be, as the paper's Orca (Pow2) and (Oracle) do. There is
+no growth beyond a reservation, no sharing and no preemption; a request holds what it was given until it ends.
+Chapter 13 (Kwon et al., SOSP'23, sections 3.1 and 6.1).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How long a step takes, from what it must move and compute: weights, K and V, FLOPs, launches, links.
 
-Why it exists: decoding waits for memory, and prefill for arithmetic, so a handful of data-sheet numbers says
-within a factor how fast a model can be served on a GPU that one does not have. `Device.measure` finds the
-same numbers for the machine at hand, so that the model can be held against a clock.
-What it leaves out: how well a kernel uses the machine (one share of the peak stands for all of them), work
-that overlaps with other work, tensor parallelism, sampling, and the CPU side of an engine but for one launch
-cost per kernel. So a real engine is slower, never faster. Chapter 13 (Williams et al., Roofline, 2009).
+Decoding waits for memory, and prefill for arithmetic, so a handful of data-sheet numbers says within a factor
+how fast a model can be served on a GPU that you do not have. `Device.measure` finds the same numbers for the
+machine at hand, so that the model can be held against a clock. Left out: how well a kernel uses the machine
+(one share of the peak stands for all of them), work that overlaps with other work, tensor parallelism,
+sampling, and the CPU side of an engine but for one launch cost per kernel. So a real engine is slower, never
+faster. Chapter 13 (Williams et al., Roofline, 2009).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The paper's figures, made again by simulation: seven experiments beside the values that were published.
 
-Why it exists: a figure that one can make oneself can be questioned: with other lengths, another pool, another
-machine. Only the memory differs between the systems compared here; scheduler, requests and clock are the
-same. Nothing is fitted to the paper's results; each experiment says why it comes out differently.
-What it leaves out: the paper's data sets, of which the means are known and nothing else (section 6.1, Figure
-11), and its larger models. `paper_systems.py` has the systems, `paper_drawings.py` the drawing. Chapter 13
-(Kwon et al., SOSP'23).
+A figure that you can make yourself can be questioned: with other lengths, another pool, another machine. Only
+the memory differs between the systems compared here; scheduler, requests and clock are the same. Nothing is
+fitted to the paper's results; each experiment says why it comes out differently. Left out: the paper's data
+sets, of which the means are known and nothing else (section 6.1, Figure 11), and its larger models.
+`paper_systems.py` has the systems, `paper_drawings.py` the drawing. Chapter 13 (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def data_sets(num_requests: int, trace: Sequence[TraceRow] | None) -> dict[str, 
 def figure_2(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) -> PaperFigure:
     """Where the memory for K and V goes, in four systems.
 
-    The requests are all there from the start, and the shares are means over the time in which somebody
-    waits. What differs from the paper: the lengths are made up (two means are known). What the buddy system
+    The requests are all there from the start, and the shares are means over the time in which requests
+    wait. What differs from the paper: the lengths are made up (two means are known). What the buddy system
     rounds up is internal here and external in the paper, so only the share that holds tokens is comparable.
     What is free in vLLM's pool is too little for the request at the head of the queue.
     """
@@ -101,7 +100,7 @@ def figure_13(num_requests: int = 600, trace: Sequence[TraceRow] | None = None) 
     With a full queue memory alone decides, and the three traditional ways come within some per cent of the
     paper's. vLLM's number on Alpaca doesn't: the paper has 132 at once where there is room for more than 190,
     so its requests did not come fast enough to fill the memory. Here admission looks at the prompt alone, so
-    the pool is filled to the brim and many give way again later. At the paper's rates nobody waits here in
+    the pool is filled to the brim and many give way again later. At the paper's rates none waits here in
     the better systems: an A100 at 80 % of its peaks, with one launch cost and no Python between the steps, is
     faster than the paper's engine was, so requests leave sooner, and fewer are there at once.
     """

@@ -1,7 +1,7 @@
 """The paper's smallest set-up: OPT-13B on one A100-40GB, with four ways to keep K and V in the same slots.
 
-Why it exists: figures 2, 12, 13 and others ask the same systems different questions.
-What it leaves out: the questions, `paper.py`. Source: Kwon et al., SOSP'23, table 1 and section 6.1.
+Figures 2, 12, 13 and others ask these systems different questions, which are in `paper.py`. Source: Kwon et
+al., SOSP'23, table 1 and section 6.1.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SYSTEMS = {"Orca (Max)": "max", "Orca (Pow2)": "pow2", "Orca (Oracle)": "oracle"
 
 @dataclass(frozen=True)
 class SystemRun:
-    """A simulated system: what was served, and means over the time in which somebody waited for memory.
+    """A simulated system: what was served, and means over the time in which requests waited for memory.
 
-    num_running: requests at once; None if nobody ever waited. shares: of all slots, as in `Account`.
+    num_running: requests at once; None if none ever waited. shares: of all slots, as in `Account`.
     """
 
     served: Served
@@ -90,8 +90,8 @@ class Bench:
         return SystemRun(served, running / seconds if seconds else None, shares)
 
     def full_queue(self, system: str, lengths: Lengths) -> SystemRun:
-        """Everybody is there at once, so memory alone decides how many are served together. ValueError if
-        nobody has to wait."""
+        """All requests are there at once, so memory alone decides how many are served together. Raises
+        ValueError if none has to wait."""
         outcome = self.run(system, [TraceRow(0.0, *both) for both in lengths])
         if outcome.num_running is None:
             raise ValueError(

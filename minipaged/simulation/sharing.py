@@ -1,9 +1,8 @@
 """Samples and beams of generated requests, without a model: what is shared, and what would be held if not.
 
-Why it exists: the paper's Figure 15 gives the share of blocks saved on two data sets. What decides it are the
-lengths and, for beams, who descends from whom; no model is needed to count blocks. Tables, pool and copies
-are the package's own. What it leaves out: time, and other requests, since these share nothing here. Chapter
-06.
+The paper's Figure 15 gives the share of blocks saved on two data sets. What decides it are the lengths and,
+for beams, which beam descends from which; no model is needed to count blocks. Tables, pool and copies are the
+package's own. Left out: time, and other requests, since these share nothing here. Chapter 06.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A serving simulator: scheduler and memory are the engine's own, time is a formula, tokens are made up.
 
-Why it exists: who runs when, and who waits for memory, does not depend on what the tokens say. So hours of
-traffic for a large model on a large GPU can be replayed on a laptop, with the very code that would manage
-the memory there. What it leaves out: the formula (`cost_model.py`), and so everything that a formula leaves
-out; whoever shows numbers from here has to state it. It imports no PyTorch. Chapter 13.
+Which request runs when, and which waits for memory, does not depend on what the tokens say. So hours of
+traffic for a large model on a large GPU can be replayed on a laptop, with the very code that would manage the
+memory there. The formula is `cost_model.py`; what it leaves out is missing here too, and has to be said
+beside every number from here. It imports no PyTorch. Chapter 13.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SimulatedEngine:
         priority: int = 0,
         arrival: int | None = None,
     ) -> Request:
-        """A request that nobody has queued yet. arrival: else after all others."""
+        """A request that is not queued yet. arrival: else after all others."""
         arrival = self._num_added if arrival is None else arrival
         self._num_added = max(self._num_added, arrival + 1)
         branch = Sequence(list(prompt), len(prompt), self._detokenizer)

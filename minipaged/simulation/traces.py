@@ -1,10 +1,9 @@
 """Request traces: when requests arrive, how long their prompts are, and how long their answers get.
 
-Why it exists: how much memory is wasted depends on the lengths that people really send, and above all on how
-widely these vary. Two public formats can be read here (Azure's CSV, Mooncake's JSON lines). Nobody needs to
-download either: `synthetic` makes a trace of the same shape from a few published figures. It is generated,
-not recorded, and whoever shows numbers from it has to say so.
-What it leaves out: the texts. The public traces have none. Chapters 01, 02, 04 and 13.
+How much memory is wasted depends on the lengths that people really send, and above all on how widely these
+vary. Two public formats can be read here (Azure's CSV, Mooncake's JSON lines). You need not download either:
+`synthetic` makes a trace of the same shape from a few published figures. It is generated, not recorded, and
+that has to be said beside every number from it. The public traces have no texts. Chapters 01, 02, 04 and 13.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 
-from minipaged.pictures.draw import GREY, INK, PALETTE, WIDTH
+from minipaged.pictures.draw import GREY, PALETTE, WIDTH, canvas, write
 
 CELL, LEFT, TOP = 0.42, 1.55, 1.55  # in inches, like all lengths here
 ROW, COLUMN, MARGIN = 0.26, 0.26, 3.1
@@ -33,24 +32,24 @@ def draw_weights(
     # Rounded, so that the last digits of a CPU don't show in the picture.
     weights, tokens = weights.float().round(decimals=2), [_printable(token) for token in tokens]
     pool_y = TOP + Q * CELL + 0.25
-    figure, axes = _canvas(pool_y + 0.6, title)
+    figure, axes = canvas(pool_y + 0.6, title)
     colour_of = {block_id: PALETTE[index % len(PALETTE)] for index, block_id in enumerate(block_table)}
     for k, token in enumerate(tokens[:K]):
         x, block_id = LEFT + k * CELL, block_table[k // block_size]
-        _text(axes, x + CELL / 2, TOP - 0.34, token, 8, rotation=90, va="bottom", ha="center")
+        write(axes, x + CELL / 2, TOP - 0.34, token, 8, rotation=90, va="bottom", ha="center")
         axes.add_patch(Rectangle((x, TOP - 0.28), CELL, 0.22, facecolor=colour_of[block_id]))
         if k % block_size == 0:
-            _text(axes, x + 0.04, TOP - 0.17, f"block {block_id}", 7.5, weight="bold", outlined=True)
+            write(axes, x + 0.04, TOP - 0.17, f"block {block_id}", 7.5, weight="bold", outlined=True)
         for i in range(Q):
             _draw_weight(axes, x, TOP + i * CELL, float(weights[i, k]), colour_of[block_id], K - Q + i < k)
     for i, token in enumerate(tokens[K - Q : K]):
-        _text(axes, LEFT - 0.08, TOP + (i + 0.5) * CELL, token, 8, ha="right")
+        write(axes, LEFT - 0.08, TOP + (i + 0.5) * CELL, token, 8, ha="right")
     size = min(0.5, (WIDTH - LEFT - 0.2) / num_blocks)
-    _text(axes, LEFT - 0.08, pool_y + size / 2, "where they lie\nin the pool", 8, ha="right")
+    write(axes, LEFT - 0.08, pool_y + size / 2, "where they lie\nin the pool", 8, ha="right")
     for block_id in range(num_blocks):
         x, face = LEFT + block_id * size, colour_of.get(block_id, "#EEEEEE")
         axes.add_patch(Rectangle((x, pool_y), size, size, facecolor=face, edgecolor="white"))
-        _text(axes, x + size / 2, pool_y + size / 2, str(block_id), 8, ha="center", outlined=True)
+        write(axes, x + size / 2, pool_y + size / 2, str(block_id), 8, ha="center", outlined=True)
     lengths = f"{Q} tokens look back at {K}, which lie in the blocks {list(block_table)} of {num_blocks}"
     sinks = ", ".join(repr(tokens[int(k)]) for k in weights.argmax(dim=-1))
     figure.set_label(f"{title}: {lengths}. The largest weight of each row, from the top, is on: {sinks}.")
@@ -66,7 +65,7 @@ def draw_batch(query_start_loc: Sequence[int], context_lens: Sequence[int], name
     """
     T, columns = query_start_loc[-1], max(context_lens)
     column = min(COLUMN, (WIDTH - MARGIN - 1.8) / columns)
-    figure, axes = _canvas(1.05 + T * ROW, "Rows of q, and the positions that each of them sees")
+    figure, axes = canvas(1.05 + T * ROW, "Rows of q, and the positions that each of them sees")
     described = []
     for seq, name in enumerate(names):
         start, end, colour = query_start_loc[seq], query_start_loc[seq + 1], PALETTE[seq % len(PALETTE)]
@@ -74,11 +73,11 @@ def draw_batch(query_start_loc: Sequence[int], context_lens: Sequence[int], name
         kind = "decode" if new == 1 and context > 1 else "prefill" if new == context else "chunk"
         y = 0.75 + start * ROW
         axes.plot((0.1, WIDTH - 0.1), (y, y), color=GREY, linewidth=0.6)
-        _text(axes, WIDTH - 0.1, y + ROW / 2, f"query_start_loc[{seq}] = {start}", 8, ha="right")
-        _text(axes, 0.1, y + ROW / 2, f"{name}: {kind}, {new} of {context}", 9, weight="bold")
+        write(axes, WIDTH - 0.1, y + ROW / 2, f"query_start_loc[{seq}] = {start}", 8, ha="right")
+        write(axes, 0.1, y + ROW / 2, f"{name}: {kind}, {new} of {context}", 9, weight="bold")
         for row in range(start, end):
             own, top = context - (end - row), 0.75 + row * ROW
-            _text(axes, MARGIN - 0.12, top + ROW / 2, f"row {row}", 8, ha="right")
+            write(axes, MARGIN - 0.12, top + ROW / 2, f"row {row}", 8, ha="right")
             for position in range(own + 1):
                 corner = MARGIN + position * column, top + 0.02
                 alpha = 1.0 if position == own else 0.35
@@ -87,10 +86,10 @@ def draw_batch(query_start_loc: Sequence[int], context_lens: Sequence[int], name
         described.append(f"{name} has rows {start} to {end - 1}, a {kind} of {new} of {context} tokens")
     bottom = 0.75 + T * ROW
     axes.plot((0.1, WIDTH - 0.1), (bottom, bottom), color=GREY, linewidth=0.6)
-    _text(axes, WIDTH - 0.1, bottom + ROW / 2, f"query_start_loc[{len(names)}] = {T}", 8, ha="right")
+    write(axes, WIDTH - 0.1, bottom + ROW / 2, f"query_start_loc[{len(names)}] = {T}", 8, ha="right")
     for position in range(0, columns, 2):
-        _text(axes, MARGIN + (position + 0.5) * column, 0.6, str(position), 7.5, ha="center")
-    _text(axes, MARGIN - 0.12, 0.6, "position", 8, ha="right")
+        write(axes, MARGIN + (position + 0.5) * column, 0.6, str(position), 7.5, ha="center")
+    write(axes, MARGIN - 0.12, 0.6, "position", 8, ha="right")
     figure.set_label(
         f"The batch row by row, query_start_loc {list(query_start_loc)}: {'; '.join(described)}."
     )
@@ -106,7 +105,7 @@ def _draw_weight(axes: Axes, x: float, y: float, weight: float, colour: str, is_
         axes.add_patch(Rectangle((x, y), CELL, CELL, facecolor=colour, alpha=min(1.0, 0.08 + weight**0.5)))
         if weight >= 0.1:
             text = f"{weight:.2f}".removeprefix("0")
-            _text(axes, x + CELL / 2, y + CELL / 2, text, 7.5, ha="center", outlined=True)
+            write(axes, x + CELL / 2, y + CELL / 2, text, 7.5, ha="center", outlined=True)
     axes.add_patch(Rectangle((x, y), CELL, CELL, fill=False, edgecolor="#BBBBBB", linewidth=0.5))
 
 
@@ -115,22 +114,3 @@ def _printable(token: str) -> str:
     token = token.replace(" ", "␣").replace("\n", "↵")
     token = "".join(c if c.isprintable() and (ord(c) < 0x500 or c in "␣↵") else "□" for c in token)
     return token if len(token) <= 12 else f"{token[:11]}…"
-
-
-def _canvas(height: float, title: str) -> tuple[Figure, Axes]:
-    """A figure measured in inches from its top left corner."""
-    figure = Figure(figsize=(WIDTH, height))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDTH), ylim=(height, 0))
-    axes.set_axis_off()
-    _text(axes, 0.1, 0.2, title, 10, weight="bold")
-    return figure, axes
-
-
-def _text(
-    axes: Axes, x: float, y: float, text: str, size: float, outlined: bool = False, **style: object
-) -> None:
-    effects = [withStroke(linewidth=2.5, foreground="white")] if outlined else None
-    look = {"color": INK, "va": "center"} | style
-    # Not parse_math: a token may hold two dollar signs.
-    axes.text(x, y, text, fontsize=size, parse_math=False, path_effects=effects, **look)  # type: ignore[arg-type]
