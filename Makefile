@@ -8,8 +8,8 @@ PYTHON ?= python3
 MODEL := smollm2-135m
 BIN := .venv/bin
 STAMP := .venv/installed
-# The formatter's; tests, solutions, exercises and notebooks are laid out by hand, for the reader.
-FORMATTED := minipaged kernels tools setup.py
+# The formatter's; kernels, tests, solutions, exercises and notebooks are laid out by hand, for the reader.
+FORMATTED := minipaged tools setup.py
 # JupyterLab refuses to run as root, which is what one is in most containers, unless told.
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 

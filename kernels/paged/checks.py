@@ -56,11 +56,7 @@ def check_paged_decode(
 
 
 def check_paged_prefill(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor,
     query_start_loc: Tensor,
 ) -> None:
     """Raise ValueError, with what was given and what was expected, unless the arguments fit
@@ -104,7 +100,9 @@ def check_copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
             raise ValueError(f"block ids must be 0 to {num_blocks - 1}: got {outside.tolist()}")
         sources, destinations = copies.T.tolist()
         if len(set(destinations)) < len(destinations) or set(destinations) & set(sources):
-            raise ValueError(f"a destination is nobody else's destination or source: got {copies.tolist()}")
+            raise ValueError(
+                f"a destination is nobody else's destination or source: got {copies.tolist()}"
+            )
 
 
 def _check_attention(

@@ -27,24 +27,12 @@ if triton_status().interpret:
     raise RuntimeError("only compiled kernels have configurations: import them with TRITON_INTERPRET=0")
 
 MODULES: tuple[ModuleType, ...] = (triton_decode, triton_fast)
-TYPES = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-}
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
+         torch.int64: "i64"}
 # Layers, sequences, heads, KV heads, blocks, table width, block size, splits of a context.
 L, S, H, G, N, M, B, SPLITS = 32, 64, 32, 8, 4096, 256, 16, 8
-KINDS = (
-    (torch.bfloat16, 64),
-    (torch.bfloat16, 80),
-    (torch.bfloat16, 128),
-    (torch.bfloat16, 256),
-    (torch.float16, 128),
-    (torch.float32, 64),
-    (torch.float32, 128),
-)
+KINDS = ((torch.bfloat16, 64), (torch.bfloat16, 80), (torch.bfloat16, 128), (torch.bfloat16, 256),
+         (torch.float16, 128), (torch.float32, 64), (torch.float32, 128))
 
 
 @dataclass(frozen=True)

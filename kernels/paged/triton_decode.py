@@ -47,21 +47,9 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     if T == 0:
         return
     _store_kv_kernel[(T,)](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        k_cache.shape[1],
-        G,
-        D,
-        *k.stride(),
-        *v.stride(),
-        *k_cache.stride(),
-        *v_cache.stride(),
-        slot_mapping.stride(0),
-        BLOCK_G=triton.next_power_of_2(G),
-        BLOCK_D=triton.next_power_of_2(D),
+        k, v, k_cache, v_cache, slot_mapping, k_cache.shape[1], G, D,
+        *k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(), slot_mapping.stride(0),
+        BLOCK_G=triton.next_power_of_2(G), BLOCK_D=triton.next_power_of_2(D),
     )
 
 
@@ -93,24 +81,9 @@ def paged_decode(
     if out.numel() == 0:
         return out.to(q.dtype)
     _paged_decode_kernel[(S, G)](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        context_lens,
-        out,
-        scale,
-        *q.stride(),
-        *k_cache.stride(),
-        *v_cache.stride(),
-        *block_tables.stride(),
-        context_lens.stride(0),
-        *out.stride(),
-        B,
-        H // G,
-        D,
-        DOT_DTYPE=dot_dtype,
-        **tile_sizes(H // G, D, q.dtype),
+        q, k_cache, v_cache, block_tables, context_lens, out, scale,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
+        *out.stride(), B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
     )
     return out.to(q.dtype)
 
@@ -143,31 +116,13 @@ def tile_sizes(num_rows: int, head_dim: int, dtype: torch.dtype) -> dict[str, in
 
 @triton.jit
 def _store_kv_kernel(
-    k_ptr,
-    v_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    slot_mapping_ptr,
-    B,
-    G,
-    D,
-    stride_kt,
-    stride_kg,
-    stride_kd,
-    stride_vt,
-    stride_vg,
-    stride_vd,
-    stride_kcn,
-    stride_kcb,
-    stride_kcg,
-    stride_kcd,
-    stride_vcn,
-    stride_vcb,
-    stride_vcg,
-    stride_vcd,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, B, G, D,
+    stride_kt, stride_kg, stride_kd,
+    stride_vt, stride_vg, stride_vd,
+    stride_kcn, stride_kcb, stride_kcg, stride_kcd,
+    stride_vcn, stride_vcb, stride_vcg, stride_vcd,
     stride_st,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     # subtle: 64 bits, because block · stride passes 2^31 in a cache of more than 2 billion elements.
     token = tl.program_id(0).to(tl.int64)
@@ -188,37 +143,14 @@ def _store_kv_kernel(
 
 @triton.jit
 def _paged_decode_kernel(
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    block_tables_ptr,
-    context_lens_ptr,
-    out_ptr,
-    scale,
-    stride_qs,
-    stride_qh,
-    stride_qd,
-    stride_kn,
-    stride_kb,
-    stride_kg,
-    stride_kd,
-    stride_vn,
-    stride_vb,
-    stride_vg,
-    stride_vd,
-    stride_ts,
-    stride_tm,
-    stride_cs,
-    stride_os,
-    stride_oh,
-    stride_od,
-    B: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DOT_DTYPE: tl.constexpr,
+    q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, out_ptr, scale,
+    stride_qs, stride_qh, stride_qd,
+    stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_ts, stride_tm, stride_cs,
+    stride_os, stride_oh, stride_od,
+    B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -232,26 +164,10 @@ def _paged_decode_kernel(
     context_len = tl.load(context_lens_ptr + seq * stride_cs).to(tl.int32)
     visible = tl.zeros([BLOCK_R], tl.int32) + context_len  # the newest token sees all of its context
     acc, total, _ = attend(
-        q,
-        visible,
-        0,
-        context_len,
-        scale,
-        block_tables_ptr + seq * stride_ts,
-        stride_tm,
-        k_cache_ptr + kv_head * stride_kg,
-        stride_kn,
-        stride_kb,
-        stride_kd,
-        v_cache_ptr + kv_head * stride_vg,
-        stride_vn,
-        stride_vb,
-        stride_vd,
-        B,
-        D,
-        BLOCK_R,
-        BLOCK_D,
-        BLOCK_N,
+        q, visible, 0, context_len, scale, block_tables_ptr + seq * stride_ts, stride_tm,
+        k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
+        v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
+        B, D, BLOCK_R, BLOCK_D, BLOCK_N,
     )
     out = acc / tl.where(total > 0, total, 1.0)[:, None]  # no context: 0 / 1
     offs_o = heads[:, None] * stride_oh + offs_d[None, :] * stride_od
@@ -260,26 +176,11 @@ def _paged_decode_kernel(
 
 @triton.jit
 def attend(
-    q,
-    visible,
-    start,
-    end,
-    scale,
-    table_ptr,
-    stride_tm,
-    k_ptr,
-    stride_kn,
-    stride_kb,
-    stride_kd,
-    v_ptr,
-    stride_vn,
-    stride_vb,
-    stride_vd,
-    B: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q, visible, start, end, scale, table_ptr, stride_tm,
+    k_ptr, stride_kn, stride_kb, stride_kd,
+    v_ptr, stride_vn, stride_vb, stride_vd,
+    B: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Attention of the rows q [BLOCK_R, BLOCK_D] to positions start … end - 1 of one sequence and KV head.
 

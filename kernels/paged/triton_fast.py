@@ -64,12 +64,7 @@ def paged_decode_split(
 
 
 def decode_pieces(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float,
     num_splits: int,
 ) -> tuple[Tensor, Tensor]:
     """Attention of one new token per sequence to each of `num_splits` pieces of its context, apart.
@@ -85,25 +80,9 @@ def decode_pieces(
     pieces = torch.empty(S, H, num_splits, D, dtype=torch.float32, device=q.device)
     weights = torch.empty(S, H, num_splits, dtype=torch.float32, device=q.device)
     _paged_decode_split_kernel[(S, G, num_splits)](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        context_lens,
-        pieces,
-        weights,
-        scale,
-        num_splits,
-        *q.stride(),
-        *k_cache.stride(),
-        *v_cache.stride(),
-        *block_tables.stride(),
-        context_lens.stride(0),
-        B,
-        H // G,
-        D,
-        DOT_DTYPE=dot_dtype,
-        **tile_sizes(H // G, D, q.dtype),
+        q, k_cache, v_cache, block_tables, context_lens, pieces, weights, scale, num_splits,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
+        B, H // G, D, DOT_DTYPE=dot_dtype, **tile_sizes(H // G, D, q.dtype),
     )
     return pieces, weights
 
@@ -118,14 +97,8 @@ def merge_pieces(pieces: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     out_dtype, _ = compute_dtypes(dtype)
     out = torch.empty(S, H, D, dtype=out_dtype, device=pieces.device)
     _merge_kernel[(S, H)](
-        pieces,
-        weights,
-        out,
-        P,
-        *out.stride(),
-        D,
-        BLOCK_SPLITS=triton.next_power_of_2(P),
-        BLOCK_D=triton.next_power_of_2(D),
+        pieces, weights, out, P, *out.stride(), D,
+        BLOCK_SPLITS=triton.next_power_of_2(P), BLOCK_D=triton.next_power_of_2(D),
     )
     return out.to(dtype)
 
@@ -187,26 +160,9 @@ def paged_prefill(
     R = H // G
     tiles = tile_sizes(max(R, prefill_rows(D, q.dtype)), D, q.dtype)
     _paged_prefill_kernel[(triton.cdiv(max_query_len, tiles["BLOCK_R"] // R), G, S)](
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        context_lens,
-        query_start_loc,
-        out,
-        scale,
-        *q.stride(),
-        *k_cache.stride(),
-        *v_cache.stride(),
-        *block_tables.stride(),
-        context_lens.stride(0),
-        query_start_loc.stride(0),
-        *out.stride(),
-        B,
-        R,
-        D,
-        DOT_DTYPE=dot_dtype,
-        **tiles,
+        q, k_cache, v_cache, block_tables, context_lens, query_start_loc, out, scale,
+        *q.stride(), *k_cache.stride(), *v_cache.stride(), *block_tables.stride(), context_lens.stride(0),
+        query_start_loc.stride(0), *out.stride(), B, R, D, DOT_DTYPE=dot_dtype, **tiles,
     )
     return out.to(q.dtype)
 
@@ -244,52 +200,21 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, copies: Tensor) -> None:
     BLOCK_D = triton.next_power_of_2(D)
     BLOCK_ROWS = min(triton.next_power_of_2(B * G), max(1, COPY_TILE // BLOCK_D))
     _copy_blocks_kernel[(len(copies), L, triton.cdiv(B * G, BLOCK_ROWS))](
-        k_cache,
-        v_cache,
-        copies,
-        *k_cache.stride(),
-        *v_cache.stride(),
-        *copies.stride(),
-        B,
-        G,
-        D,
-        BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_D=BLOCK_D,
+        k_cache, v_cache, copies, *k_cache.stride(), *v_cache.stride(), *copies.stride(), B, G, D,
+        BLOCK_ROWS=BLOCK_ROWS, BLOCK_D=BLOCK_D,
     )
 
 
 @triton.jit
 def _paged_decode_split_kernel(
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    block_tables_ptr,
-    context_lens_ptr,
-    pieces_ptr,
-    weights_ptr,
-    scale,
+    q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, pieces_ptr, weights_ptr, scale,
     num_splits,
-    stride_qs,
-    stride_qh,
-    stride_qd,
-    stride_kn,
-    stride_kb,
-    stride_kg,
-    stride_kd,
-    stride_vn,
-    stride_vb,
-    stride_vg,
-    stride_vd,
-    stride_ts,
-    stride_tm,
-    stride_cs,
-    B: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DOT_DTYPE: tl.constexpr,
+    stride_qs, stride_qh, stride_qd,
+    stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_ts, stride_tm, stride_cs,
+    B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -307,26 +232,10 @@ def _paged_decode_split_kernel(
     end = tl.minimum(start + split_len, context_len)  # may lie before start: then this piece is empty
     visible = tl.zeros([BLOCK_R], tl.int32) + context_len
     acc, total, highest = attend(
-        q,
-        visible,
-        start,
-        end,
-        scale,
-        block_tables_ptr + seq * stride_ts,
-        stride_tm,
-        k_cache_ptr + kv_head * stride_kg,
-        stride_kn,
-        stride_kb,
-        stride_kd,
-        v_cache_ptr + kv_head * stride_vg,
-        stride_vn,
-        stride_vb,
-        stride_vd,
-        B,
-        D,
-        BLOCK_R,
-        BLOCK_D,
-        BLOCK_N,
+        q, visible, start, end, scale, block_tables_ptr + seq * stride_ts, stride_tm,
+        k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
+        v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
+        B, D, BLOCK_R, BLOCK_D, BLOCK_N,
     )
     # A piece is an attention of its own, and its weight in the whole is the sum of all its weights: total,
     # measured by its own highest score. Kept as a logarithm, as total alone may be too large or too small.
@@ -339,16 +248,8 @@ def _paged_decode_split_kernel(
 
 @triton.jit
 def _merge_kernel(
-    pieces_ptr,
-    weights_ptr,
-    out_ptr,
-    num_splits,
-    stride_os,
-    stride_oh,
-    stride_od,
-    D: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    pieces_ptr, weights_ptr, out_ptr, num_splits, stride_os, stride_oh, stride_od,
+    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -369,39 +270,14 @@ def _merge_kernel(
 
 @triton.jit
 def _paged_prefill_kernel(
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    block_tables_ptr,
-    context_lens_ptr,
-    query_start_loc_ptr,
-    out_ptr,
-    scale,
-    stride_qt,
-    stride_qh,
-    stride_qd,
-    stride_kn,
-    stride_kb,
-    stride_kg,
-    stride_kd,
-    stride_vn,
-    stride_vb,
-    stride_vg,
-    stride_vd,
-    stride_ts,
-    stride_tm,
-    stride_cs,
-    stride_ls,
-    stride_ot,
-    stride_oh,
-    stride_od,
-    B: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DOT_DTYPE: tl.constexpr,
+    q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, query_start_loc_ptr, out_ptr, scale,
+    stride_qt, stride_qh, stride_qd,
+    stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_ts, stride_tm, stride_cs, stride_ls,
+    stride_ot, stride_oh, stride_od,
+    B: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, DOT_DTYPE: tl.constexpr,
 ):
     kv_head = tl.program_id(1).to(tl.int64)
     seq = tl.program_id(2).to(tl.int64)
@@ -426,26 +302,10 @@ def _paged_prefill_kernel(
         visible = tl.where(is_query, num_earlier + query + 1, 1)
         end = tl.minimum(context_len, num_earlier + first_query + tile_len)  # what the last query sees
         acc, total, _ = attend(
-            q,
-            visible,
-            0,
-            end,
-            scale,
-            block_tables_ptr + seq * stride_ts,
-            stride_tm,
-            k_cache_ptr + kv_head * stride_kg,
-            stride_kn,
-            stride_kb,
-            stride_kd,
-            v_cache_ptr + kv_head * stride_vg,
-            stride_vn,
-            stride_vb,
-            stride_vd,
-            B,
-            D,
-            BLOCK_R,
-            BLOCK_D,
-            BLOCK_N,
+            q, visible, 0, end, scale, block_tables_ptr + seq * stride_ts, stride_tm,
+            k_cache_ptr + kv_head * stride_kg, stride_kn, stride_kb, stride_kd,
+            v_cache_ptr + kv_head * stride_vg, stride_vn, stride_vb, stride_vd,
+            B, D, BLOCK_R, BLOCK_D, BLOCK_N,
         )
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
         offs_o = token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :] * stride_od
@@ -454,26 +314,11 @@ def _paged_prefill_kernel(
 
 @triton.jit
 def _copy_blocks_kernel(
-    k_cache_ptr,
-    v_cache_ptr,
-    copies_ptr,
-    stride_kl,
-    stride_kn,
-    stride_kb,
-    stride_kg,
-    stride_kd,
-    stride_vl,
-    stride_vn,
-    stride_vb,
-    stride_vg,
-    stride_vd,
-    stride_cc,
-    stride_cp,
-    B,
-    G,
-    D,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    k_cache_ptr, v_cache_ptr, copies_ptr,
+    stride_kl, stride_kn, stride_kb, stride_kg, stride_kd,
+    stride_vl, stride_vn, stride_vb, stride_vg, stride_vd,
+    stride_cc, stride_cp,
+    B, G, D, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     copy = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1).to(tl.int64)
