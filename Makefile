@@ -1,5 +1,5 @@
 # make learn   everything from nothing: environment, model, JupyterLab on notebooks/
-# make test    the same environment: ruff, mypy, notebooks up to date, every test
+# make test    the same environment: ruff, mypy, every test (notebooks up to date: MINIPAGED_CHECK_BUILT=1)
 # make quick   ruff, mypy, the engine's tests and those of the chapters that you touched: the inner loop
 # make build   notebooks from notebooks/source/
 # make check   ruff, mypy, and whether the notebooks are up to date; no tests

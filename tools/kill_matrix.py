@@ -9,6 +9,7 @@ was rejected, or a known mistake was not called by its name. The tests run the s
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -56,4 +57,6 @@ def matrix(key: str, tasks: list[int], verdicts: list[Verdict]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Grade the graders with the answers in tests/answers/.")
+    parser.add_argument("chapters", nargs="*", metavar="chNN", help="chapters (default: all)")
+    sys.exit(main(parser.parse_args().chapters))

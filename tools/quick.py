@@ -10,6 +10,7 @@ isolation and the command line. `make test` has them all.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -60,18 +61,20 @@ def tests_of(chapter: Chapter) -> list[list[str]]:
     return [[grader], [grader, "--impl", "solutions"], course]
 
 
-def main() -> int:
-    """Run the tests; 1 if any fails."""
+def main(is_list: bool) -> int:
+    """Run the tests, or only list them; 1 if any fails."""
     touched = [chapter for chapter in CHAPTERS if is_touched(chapter, changed_files())]
     runs = [ALWAYS, *(run for chapter in touched for run in tests_of(chapter))]
     failed = 0
     for run in runs:
         print(f"pytest {' '.join(run)}", flush=True)
-        if "--list" not in sys.argv[1:]:
+        if not is_list:
             command = [sys.executable, "-m", "pytest", *OPTIONS, *run]
             failed |= subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
     return int(failed != 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description="The engine's tests, and those of the chapters you touched.")
+    parser.add_argument("--list", action="store_true", help="only say which")
+    sys.exit(main(parser.parse_args().list))

@@ -52,5 +52,10 @@ def test_a_form_asks_for_what_its_fault_needs(form: Path) -> None:
     assert all(part["attributes"]["label"] and part["validations"]["required"] for part in fields)
 
 
+@pytest.mark.parametrize("file", sorted(ROOT.glob(".github/**/*.yml")), ids=lambda file: file.stem)
+def test_every_file_for_github_is_a_mapping_in_yaml(file: Path) -> None:
+    assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
+
+
 def test_there_are_three_forms() -> None:
     assert [form.stem for form in FORMS] == ["engine_fault", "right_answer_marked_wrong", "text_fault"]
