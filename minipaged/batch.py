@@ -18,7 +18,7 @@ class Batch:
 
     token_ids, positions, slot_mapping: [T]. block_tables: [S, M], padded with 0, which is never looked at.
     context_lens: [S], the tokens each sequence attends to, its new ones included. query_start_loc: [S+1],
-    where each one's tokens begin. logits_rows: the rows of [T] whose next token is wanted.
+    where each one's tokens begin. logits_rows: the rows of [T] whose next token is sampled.
     """
 
     token_ids: torch.Tensor

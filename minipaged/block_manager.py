@@ -165,7 +165,7 @@ class BlockManager:
     # -- preemption ------------------------------------------------------------------------------------------
 
     def preempt(self, request: Request, swap: bool) -> Copies:
-        """Take all blocks of a running request: swapped out if wanted and there is room, else to be
+        """Take all blocks of a running request: swapped out if `swap` and there is room, else to be
         recomputed."""
         live = request.live
         distinct = {block_id for seq in live if seq.table for block_id in seq.table.block_ids}

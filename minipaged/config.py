@@ -34,7 +34,7 @@ class ModelConfig:
     Example: `read_config("models/smollm2-135m").num_kv_heads == 3` (`minipaged/loading/config_file.py`).
 
     Lengths are in tokens, sizes in elements. `eos_token_ids` are the tokens that end a text; `dtype` is the
-    checkpoint's, one of `DTYPES`. Numbers that contradict each other are a `ModelError`.
+    checkpoint's, one of `DTYPES`. Numbers that contradict each other raise `ModelError`.
     """
 
     architecture: str
@@ -69,7 +69,7 @@ class ModelConfig:
 
     @classmethod
     def tiny(cls) -> ModelConfig:
-        """The config of `LLM("tiny")`: small enough to build in a blink, with GQA like its big sisters.
+        """The config of `LLM("tiny")`: small enough to build in a moment, with GQA like larger models.
 
         Example: `ModelConfig.tiny().vocab_size == 260`, the size of `Tokenizer.byte_level()`.
         """

@@ -145,8 +145,8 @@ class Arena:
 class Buddy(Arena):
     """An arena in chunks whose sizes are powers of two, halved to reserve, joined on release.
 
-    Why this structure: the buddy of a chunk, the other half of what it was cut from, begins at start ^ size,
-    so nothing has to be searched for. The price is rounding: a reservation holds a whole chunk.
+    The buddy of a chunk, the other half of what it was cut from, begins at start ^ size, so nothing has to be
+    searched for. The price is rounding: a reservation holds a whole chunk.
 
     >>> buddy = Buddy(16)
     >>> buddy.reserve(3), buddy.reserve(5), buddy.holes()      # chunks of 4 and 8

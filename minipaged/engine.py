@@ -66,7 +66,7 @@ class Engine:
     def __init__(
         self, model: Llama, tokenizer: Tokenizer, config: EngineConfig | None = None, **options: Any
     ) -> None:
-        """options: fields of `config` that are to be others, or all of them: `num_blocks=512`.
+        """options: fields that replace those of `config`, or the defaults without one: `num_blocks=512`.
 
         Raises ValueError if max_model_len is more than the model's, or if the pool does not fit into memory.
         """

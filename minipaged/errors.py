@@ -1,7 +1,7 @@
 """The errors a reader can meet, each with the numbers that explain it.
 
 They live in one module, so that an exercise raises the very class that the engine catches. Everything else
-that a caller can get wrong is a plain `ValueError`; a broken invariant is a `RuntimeError`.
+that a caller can get wrong raises a plain `ValueError`; a broken invariant, `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class ModelError(ValueError):
 
 
 def check_model(holds: bool, message: str) -> None:
-    """A `ModelError` with this message unless `holds`."""
+    """Raise `ModelError` with this message unless `holds`."""
     if not holds:
         raise ModelError(message)
 
 
 def check_int(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
-    """A `ValueError` with the numbers unless `value` is a whole number within the bounds.
+    """Raise `ValueError` with the numbers unless `value` is a whole number within the bounds.
 
     Example: `check_int("block_size", 0, minimum=1)` says "block_size must be a whole number of at least 1,
     got 0".

@@ -56,7 +56,7 @@ class LLM:
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, config)
         self.engine = Engine(self.model, self.tokenizer, config)
-        self._mine: set[str] = set()  # requests of generate and stream; others belong to who added them
+        self._mine: set[str] = set()  # requests of generate and stream; others belong to their callers
         self._newest: dict[str, RequestOutput] = {}
         self._ids = (f"llm-{number}" for number in count())
 

@@ -198,8 +198,8 @@ def is_same_work(ours: Run, theirs: Run) -> bool:
 def honest_ratios(runs: Iterable[Run]) -> list[float]:
     """How many times faster ours was, for each round in which both did the same work.
 
-    The same work has the same tokens, however one counts them: they cancel out, and what is left is their
-    seconds over our seconds. The warm-up is no such round.
+    The same work has the same tokens, however they are counted: they cancel out, and what is left is their
+    seconds over our seconds. The warm-up does not count.
 
     Example: rounds of 10 and 20 s, and of 8 and 12 s, are [2.0, 1.5].
     """
@@ -277,7 +277,7 @@ def median_interval(values: Iterable[float], percent: int = 95) -> Interval:
 def verdict(ratios: Iterable[float], percent: int = 95) -> str:
     """What may be said of ratios above 1 where ours is faster: "faster", "slower" or "no difference".
 
-    There is no difference to be claimed as long as the interval holds 1.
+    No difference can be claimed as long as the interval holds 1.
 
     Example: six rounds from 1.1 to 1.6 are "faster"; three such rounds are "no difference".
     """

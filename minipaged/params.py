@@ -72,7 +72,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """A temperature too small to divide by is none."""
+        """Whether the temperature is 0, or too small to divide by."""
         return self.temperature < SMALLEST_TEMPERATURE
 
 

@@ -2,7 +2,7 @@
 
 The course's promise is that the layer you wrote runs in the real engine. Every layer that a chapter builds is
 one field of `Parts`; whatever is not replaced is the package's own, so a wrong chapter never blocks the next.
-Whether a part is right is not asked here: the graders say that.
+Whether a part is right is for the graders to say.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load_parts(folder: str | Path, *chapters: str) -> Parts:
 
     "all" stands for every file in the folder that holds a layer, but for the kernels: they need triton, and
     are slow without a GPU, so they are taken by name. A chapter without such a file, a file that cannot be
-    imported, and a class that lacks a public method are a ValueError naming file, class and method.
+    imported, and a class that lacks a public method raise ValueError naming file, class and method.
     """
     parts = Parts()
     for file in _files(Path(folder), chapters):

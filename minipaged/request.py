@@ -202,7 +202,7 @@ class Request:
         return child
 
     def keep(self, sequences: list[Sequence]) -> None:
-        """Have these branches and no others, numbered in this order."""
+        """Keep these branches and no others, numbered in this order."""
         self.sequences = sequences
         for index, seq in enumerate(sequences):
             seq.index = index

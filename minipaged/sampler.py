@@ -49,7 +49,7 @@ def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
 def top_logprobs(
     logits: torch.Tensor, rows: list[SamplingRow], token_ids: list[int]
 ) -> list[dict[int, float] | None]:
-    """For rows that want them: the log-probabilities of the likeliest tokens, likeliest first, and of the
+    """For rows that ask for them: the log-probabilities of the likeliest tokens, likeliest first, and of the
     chosen one.
 
     They are the model's own, before temperature, penalties and filters.

@@ -4,7 +4,7 @@ Every kernel is tested against its twin here, and where triton is missing the tw
 the definition in plain PyTorch: one sequence, one head after another, all arithmetic in fp32. Apart from the
 kernels because a file that imports triton can't be imported on macOS or Windows.
 
-Left out: speed. Chapters 11 and 12.
+They are not fast. Chapters 11 and 12.
 """
 
 from __future__ import annotations

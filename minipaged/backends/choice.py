@@ -22,11 +22,11 @@ WORTH_COMPILING = 256  # the hidden size below which a step is over sooner than 
 
 
 def with_attention_backend(parts: Parts, name: str, device: torch.device) -> Parts:
-    """The parts with `kv_cache` and `paged_attention` as the backend `name` has them on that device.
+    """The parts with the `kv_cache` and `paged_attention` of the backend `name` on that device.
 
-    "auto" is what the parts ask for: kernels of a reader's own are run, and so is a PyTorch attention or
-    cache of their own; with neither it is "triton" on a GPU and "torch" elsewhere. ValueError for "triton"
-    where its kernels can't run.
+    "auto" goes by the parts: a reader's own kernels are run, and so is a reader's own PyTorch attention or
+    cache; with neither it is "triton" on a GPU and "torch" elsewhere. Raises ValueError for "triton" where
+    its kernels can't run.
     """
     if name == "auto":
         name = _choose(parts, device)

@@ -163,8 +163,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _take_number(typing_context: Any, counter: Any) -> Any:
-    """The int64 that stands there, and one more from now on: atomically, so that no two threads take the
-    same."""
+    """Return the int64 at `counter` and add 1 to it, atomically, so that no two threads take the same."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = context.get_constant(types.int64, 1)

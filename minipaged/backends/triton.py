@@ -19,7 +19,7 @@ from minipaged.parts import Parts
 def with_kernels(parts: Parts, device: torch.device) -> Parts:
     """The parts with a cache and an attention made of kernels: those that `parts` has, else the package's.
 
-    ValueError where no kernel can run.
+    Raises ValueError where no kernel can run.
     """
     _check_triton_runs(device)
     from minipaged.kernels.paged import triton_decode, triton_fast  # here, because they need triton

@@ -4,7 +4,7 @@ Triton reads TRITON_INTERPRET while it is being imported: set later, kernels tha
 So every module with a kernel lives in the sub-package `minipaged.kernels.paged` (the folder kernels/paged),
 whose `__init__` asks here first. Importing this module alone needs neither triton nor torch.
 
-Left out: the kernels themselves. Chapters 11 and 12.
+Chapters 11 and 12.
 """
 
 from __future__ import annotations

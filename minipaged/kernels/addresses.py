@@ -1,4 +1,4 @@
-"""Made-up addresses, from which one can tell what a kernel meant; `sanitizer` gives them to kernels.
+"""Made-up addresses, which tell what a kernel meant; `sanitizer` gives them to kernels.
 
 A real address that is out of bounds is most often some other tensor's, and it can't be told which was meant.
 So each tensor argument of a launch gets a region of 2^48 addresses of its own, and lies in the middle of it:

@@ -6,7 +6,7 @@ registers of a thread suffice (a value that is *spilled* goes to memory and back
 does, and whether a load fetches 128 bits at once or 16. The compiler runs in a process of its own, because
 one in which kernels are interpreted can't compile them.
 
-Left out: how fast a kernel is. Chapters 11 and 12.
+It does not say how fast a kernel is. Chapters 11 and 12.
 """
 
 from __future__ import annotations

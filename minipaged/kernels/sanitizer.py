@@ -4,7 +4,7 @@ A wild pointer gives another tensor's bytes or ends the process, in a compiled k
 `watch` stops it before memory is touched and says where: line, program, index and limit. It also counts the
 bytes that a kernel moves, so that a kernel can be made better without a GPU.
 
-How: a kernel under watch gets made-up addresses (`addresses`), and the four functions with which Triton's
+A kernel under watch gets made-up addresses (`addresses`), and the four functions with which Triton's
 interpreter touches memory, the same in Triton 3.5 to 3.9, are replaced by ones that check and translate them.
 
 Left out: shared memory and registers, which the interpreter doesn't model; two lanes of one program that
@@ -35,8 +35,8 @@ _NAN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class KernelFault(RuntimeError):
     """A kernel touched memory in a way that is wrong on a GPU, whatever it does here.
 
-    `kernel` and `program` say who, `file` and `line` where; `tensor` is the kernel's name of the argument,
-    `index` the first wrong element. The message says all that, and what the limit was.
+    `kernel` and `program` say what ran, `file` and `line` where; `tensor` is the kernel's name of the
+    argument, `index` the first wrong element. The message says all that, and what the limit was.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KernelFault(RuntimeError):
 
 
 class OutOfBounds(KernelFault):
-    """A load or store of an element that the tensor hasn't got: a mask or an index is wrong."""
+    """A load or store of an element that the tensor doesn't have: a mask or an index is wrong."""
 
 
 class UnwrittenRead(KernelFault):

@@ -6,7 +6,7 @@ quantised to Q4_1; `model_source` says which a folder holds. Every folder is bui
 renamed into it when complete, so an interrupted fetch is never taken for a model and two processes may fetch
 at once.
 
-Left out: any other model by name; bring it as a folder or a file.
+Any other model has no name here: bring it as a folder or a file.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def colours_of(frames: Sequence[Frame]) -> dict[str, str]:
 
 
 def draw_frame(frame: Frame, colours: dict[str, str]) -> Figure:
-    """One step: the pool with its owners, a line for each sequence, who waits, and what happened."""
+    """One step: the pool with its owners, a line for each sequence, the queue, and what happened."""
     num_lines = -(-frame.num_blocks // COLUMNS)
     height = 0.5 + num_lines * PITCH + 0.35 + (len(frame.rows) + MAX_EVENTS + 1) * ROW_HEIGHT
     figure = Figure(figsize=(WIDTH, height))

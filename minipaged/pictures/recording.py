@@ -53,7 +53,7 @@ class Frame:
     """What there is to see after a step.
 
     owners: the users of each block in use, as request ids, one entry per sequence: {7: ["C", "C"]}.
-    cached: free blocks that the prefix cache can find, and who had them last. queue: who waits, in order.
+    cached: free blocks that the prefix cache can find, and their last owners. queue: who waits, in order.
     events: what the step did, in words. The rest are totals since the start, prefix figures in tokens.
     """
 

@@ -81,7 +81,7 @@ class ContiguousMemory:
         """Nothing forks here."""
 
     def blocks_needed(self, work: list[tuple[Sequence, int]]) -> int:
-        """None: all a request will need is set aside already."""
+        """0, because all that a request will need is set aside already."""
         return 0
 
     def blocks_promised(self, request: Request) -> int:

@@ -1,6 +1,6 @@
 """What the two ways to preempt cost: recomputing K and V, or moving them out and in again.
 
-Left out: what a step costs besides (`cost_model.py`). Chapter 09 (Kwon et al., SOSP'23, section 7.3).
+What a step costs besides is in `cost_model.py`. Chapter 09 (Kwon et al., SOSP'23, section 7.3).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def replay_branches(
 ) -> list[Holding]:
     """Fork a prompt into `n` branches that get a token a step; what is held in every step.
 
-    parents: who continues whom, for beams (`random_beams`); without it every branch continues itself.
+    parents: which beam each continues, for beams (`random_beams`); without it every branch continues itself.
 
     >>> saving(replay_branches(40, 24, n=4)[-1:])       # 6 of 16 blocks, as the formula says
     0.375
