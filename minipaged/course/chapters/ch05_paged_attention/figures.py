@@ -72,9 +72,9 @@ def draw_batch(query_start_loc: Sequence[int], context_lens: Sequence[int], name
         new, context = end - start, context_lens[seq]
         kind = "decode" if new == 1 and context > 1 else "prefill" if new == context else "chunk"
         y = 0.75 + start * ROW
-        axes.plot((0.1, WIDTH - 0.1), (y, y), color=GREY, linewidth=0.6)
+        axes.plot((0.15, WIDTH - 0.1), (y, y), color=GREY, linewidth=0.6)
         write(axes, WIDTH - 0.1, y + ROW / 2, f"query_start_loc[{seq}] = {start}", 8, ha="right")
-        write(axes, 0.1, y + ROW / 2, f"{name}: {kind}, {new} of {context}", 9, weight="bold")
+        write(axes, 0.15, y + ROW / 2, f"{name}: {kind}, {new} of {context}", 9, weight="bold")
         for row in range(start, end):
             own, top = context - (end - row), 0.75 + row * ROW
             write(axes, MARGIN - 0.12, top + ROW / 2, f"row {row}", 8, ha="right")
@@ -85,7 +85,7 @@ def draw_batch(query_start_loc: Sequence[int], context_lens: Sequence[int], name
                 axes.add_patch(cell)
         described.append(f"{name} has rows {start} to {end - 1}, a {kind} of {new} of {context} tokens")
     bottom = 0.75 + T * ROW
-    axes.plot((0.1, WIDTH - 0.1), (bottom, bottom), color=GREY, linewidth=0.6)
+    axes.plot((0.15, WIDTH - 0.1), (bottom, bottom), color=GREY, linewidth=0.6)
     write(axes, WIDTH - 0.1, bottom + ROW / 2, f"query_start_loc[{len(names)}] = {T}", 8, ha="right")
     for position in range(0, columns, 2):
         write(axes, MARGIN + (position + 0.5) * column, 0.6, str(position), 7.5, ha="center")
