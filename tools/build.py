@@ -54,9 +54,9 @@ class BuildError(Exception):
     """A notebook that can't be built; the message names the notebook, the cell and the reason."""
 
 
-def main() -> int:
+def main(command_line: list[str]) -> int:
     """Build or check what the command line names; 1 if something is stale or can't be built."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(command_line)
     try:
         sources = []
         if arguments.exercises:
@@ -235,4 +235,4 @@ def keep_timings(notebook: NotebookNode, previous: NotebookNode) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
