@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from minipaged.beam_search import advance_beams
 from minipaged.block_manager import BlockManager
 from minipaged.block_table import blocks_for
 from minipaged.detokenizer import Detokenizer
-from minipaged.engine_config import EngineConfig
+from minipaged.engine_config import EngineConfig, configure
 from minipaged.errors import check_int
 from minipaged.invariants import check_writes
 from minipaged.kv_memory import kv_bytes_per_token
@@ -70,7 +69,7 @@ class Engine:
 
         Raises ValueError if max_model_len is more than the model's, or if the pool does not fit into memory.
         """
-        config = replace(config or EngineConfig(), **options)
+        config = configure(config, options)
         self.model, self.tokenizer = model, tokenizer
         self.parts = with_attention_backend(config.parts or Parts(), config.attention_backend, model.device)
         self.max_model_len = config.max_model_len or model.config.max_model_len

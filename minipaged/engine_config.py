@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from minipaged.errors import check_int
 
@@ -81,3 +81,13 @@ class EngineConfig:
             if not isinstance(self.parts, Parts):
                 got = type(self.parts).__name__
                 raise ValueError(f"parts must be Parts, as load_parts gives them, got {got}")
+
+
+def configure(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    """`config`, or the defaults, with `options` replaced: what `LLM` and `Engine` make of their arguments.
+
+    Raises ValueError for something else than an `EngineConfig`, TypeError for a name that it doesn't have.
+    """
+    if config is not None and not isinstance(config, EngineConfig):
+        raise ValueError(f"config must be an EngineConfig, got {type(config).__name__}: {config!r:.60}")
+    return replace(config or EngineConfig(), **options)

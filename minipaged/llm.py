@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from minipaged.backends.choice import find_operators
 from minipaged.config import ModelConfig
 from minipaged.engine import Engine
-from minipaged.engine_config import EngineConfig
+from minipaged.engine_config import EngineConfig, configure
 from minipaged.loading.config_file import read_config
 from minipaged.loading.hub import find_model
 from minipaged.loading.tokenizer import Tokenizer
@@ -52,7 +51,7 @@ class LLM:
         config: EngineConfig | None = None,
         **options: Any,
     ) -> None:
-        config = replace(config or EngineConfig(), **options)
+        config = configure(config, options)
         self.device = _device(device)
         self.model, self.tokenizer = _load(model, dtype, self.device, config)
         self.engine = Engine(self.model, self.tokenizer, config)

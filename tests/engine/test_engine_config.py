@@ -57,6 +57,12 @@ def test_a_name_that_there_is_not_is_an_error_that_says_it() -> None:
             make()
 
 
+@pytest.mark.parametrize("config", [5, {"num_blocks": 4}, "tiny"])
+def test_something_else_than_a_config_is_refused(config: Any) -> None:
+    with pytest.raises(ValueError, match="config must be an EngineConfig, got"):
+        LLM("tiny", config=config)
+
+
 def test_a_config_and_options_go_together_and_the_options_win() -> None:
     config = EngineConfig(num_blocks=8, block_size=4)
     for engine in (
