@@ -1,4 +1,4 @@
-"""The inner loop, in under 90 s on 2 cores: the engine's tests, and those of the chapters that you touched.
+"""The inner loop, in about 90 s on 2 cores: the engine's tests, and those of the chapters that you touched.
 
     python tools/quick.py           what `make quick` runs after ruff and mypy
     python tools/quick.py --list    only say which tests that would be

@@ -90,6 +90,8 @@ class Verdict:
         answer = self.answer
         if answer.task is None:
             return f"a right answer, but tasks {self.failed_tasks} failed" if self.failed_tasks else ""
+        if any(result.mismatch.get("operation", "").startswith("import ") for result in self.results):
+            return "it cannot be imported, so its mistake was never made"
         if answer.task not in self.failed_tasks:
             return f"task {answer.task} passed" + (
                 f", {self.failed_tasks} failed" if self.failed_tasks else ""

@@ -167,7 +167,8 @@ answers.wrong(
 answers.wrong(
     "searches a few tokens only", task=4,
     source='''
-from minipaged.preemption import Preemption, recompute_flops, swap_seconds
+from minipaged.preemption import Preemption
+from minipaged.simulation.preemption_costs import recompute_flops, swap_seconds
 
 
 def crossover(swap_s_per_token, flops_per_s, *shape):

@@ -1,6 +1,7 @@
 """The course machine: exercises made from solutions, graders that say what is wrong, progress and hints.
 
-The chapters themselves are judged by their graders, tests/test_chNN_name.py; those by tests/test_answers.py.
+The chapters themselves are judged by their graders, tests/test_chNN_name.py; those by
+tests/course/test_answers.py.
 """
 
 from __future__ import annotations

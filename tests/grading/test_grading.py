@@ -1,6 +1,7 @@
 """Grading in isolation: what passes between the processes, what a grade says, a class, a hand-out.
 
-`tests/test_attacks.py` has what must not pass. With MINIPAGED_LONG=1, every solution, every different but
+`tests/grading/test_attacks.py` has what must not pass.
+With MINIPAGED_LONG=1, every solution, every different but
 right answer and every fresh exercise is graded in isolation, and every wrong answer fails there too: hours.
 """
 

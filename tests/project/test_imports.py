@@ -19,7 +19,7 @@ FILES = {
        for file in (ROOT / "kernels").rglob("*.py")},
 }
 MODULES = {".".join(parts).removesuffix(".__init__"): file for file, parts in FILES.items()}
-# On the first level: what README's reading list and the course's chapters name, and nothing else.
+# On the first level: what the reading list of docs/architecture.md names, and nothing else.
 ENGINE = {
     "llm", "engine", "engine_config", "request", "scheduler", "block_manager", "block_allocator",
     "block_table", "copy_on_write", "prefix_cache", "preemption", "paged_attention", "batch", "model",

@@ -25,7 +25,7 @@ Prompts = Sequence[Sequence[int]]
 
 # Hits in per cent of all 512-token blocks, by blocks of capacity (LRU), and with room for all. Computed from
 # mooncake_conversation_trace.jsonl and mooncake_synthetic_trace.jsonl (kvcache-ai/Mooncake; Qin et al., FAST
-# 2025). tests/test_prefix_replay.py computes them again where it finds the files.
+# 2025). tests/course/test_prefix_replay.py computes them again where it finds the files.
 MOONCAKE = {
     "Mooncake's conversations": {1000: 4.45, 5000: 11.18, 10_000: 21.16, 30_000: 32.57, 50_000: 35.46},
     "Mooncake's synthetic trace": {1000: 8.41, 5000: 27.93, 10_000: 42.39, 30_000: 62.42, 50_000: 63.96},
