@@ -53,8 +53,10 @@ def test_a_right_answer_called_wrong_is_a_survivor() -> None:
         Answer("only another text", 1, harmless),
         Answer("called right", None, broken),
         Answer("named otherwise", 1, broken, mistake="no such mistake"),
+        Answer("no file that runs", 1, source="import nowhere"),
     ]
-    unchanged, called_right, unnamed = judge(ROOT, chapter, answers, quick=True)
+    unchanged, called_right, unnamed, unimportable = judge(ROOT, chapter, answers, quick=True)
     assert unchanged.problem == "task 1 passed"
     assert "failed" in called_right.problem
     assert unnamed.problem.startswith("the mistake was not named")
+    assert unimportable.problem.startswith("it cannot be imported")
