@@ -16,7 +16,7 @@ PREEMPTION_MODES = ("recompute", "swap")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What `LLM`, `Engine` and the command line take by these names, checked when it is made.
+    """What `LLM` and `Engine` take by these names, checked when it is made; commands have most of them.
 
     >>> EngineConfig(block_size=16, num_blocks=512)
 

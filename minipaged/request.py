@@ -12,7 +12,7 @@ A sequence's tokens while a step is under way; "cached" were found by the prefix
 
 The sequence gets its next token in the step that leaves nothing to come.
 
-Who writes a field once it is made (tests/engine/test_request.py holds everyone to it):
+Who writes a field once it is made (tests/engine/test_request.py compares fields and modules with the code):
 
     field                               written by                    when
     token_ids, detokenizer, logprobs    stop_rules                    a step gives the sequence a token

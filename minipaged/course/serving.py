@@ -51,20 +51,21 @@ def serve_all(engine: Engine) -> Serving:
 
     fill_with_junk(engine)
     outputs: dict[str, RequestOutput] = {}
-    most_at_once = 0
+    most_at_once = steps = 0  # counted here: the step may be the reader's, which need not count itself
     while engine.has_unfinished_requests():
-        if engine.stats().steps >= MAX_STEPS:
+        if steps == MAX_STEPS:
             raise RuntimeError(f"{MAX_STEPS} steps taken, and {list(engine.requests)} are not done")
         outputs |= {output.request_id: output for output in engine.step()}
+        steps += 1
         check_invariants(engine)
         most_at_once = max(most_at_once, len(engine.scheduler.running))
     stats = engine.stats()
-    return Serving(outputs, most_at_once, stats.steps, stats.preemptions, stats.copies)
+    return Serving(outputs, most_at_once, steps, stats.preemptions, stats.copies)
 
 
 def attempt(whose: str, serve: Callable[[], Result], instead: Callable[[], Result]) -> Result | None:
     """`serve()` with a reader's layers; `instead()`, with the package's own, if one of them is not written
-    yet; None if one fails, whatever it raises. The last two are explained in a line or two.
+    yet; None if one fails with an error or by sys.exit. The last two are explained in a line or two.
 
     Not Ctrl-C, which is meant for the notebook.
     """

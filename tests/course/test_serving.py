@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from minipaged import Parts, SamplingParams, Scheduler
+from minipaged import BlockAllocator, Parts, SamplingParams, Scheduler
 from minipaged.course.chapters.ch02_contiguous.serving import serve_traditionally
 from minipaged.course.chapters.ch06_copy_on_write.serving import serve_branches_with
 from minipaged.course.chapters.ch10_engine.own_engine import own_engine
 from minipaged.course.notebook import serve_with
-from minipaged.course.serving import MAX_STEPS, attempt, serve_all
+from minipaged.course.serving import JUNK, MAX_STEPS, attempt, serve_all
+from minipaged.engine import Engine
 from minipaged.llm import LLM
-from tests.reference import tiny_engine
+from minipaged.loading.tokenizer import Tokenizer
+from minipaged.params import RequestOutput
+from tests.reference import tiny_engine, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = {
@@ -34,6 +37,86 @@ def test_an_engine_that_gets_nowhere_is_stopped_and_says_who_waits() -> None:
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
     with pytest.raises(RuntimeError, match=rf"{MAX_STEPS} steps taken, and \['a'\] are not done"):
         serve_all(engine)
+
+
+class Uncounted(Engine):
+    """A loop of a reader's that does nothing, and does not count its steps."""
+
+    def step(self) -> list[RequestOutput]:
+        return []
+
+
+def test_a_step_of_the_reader_s_own_need_not_count_itself() -> None:
+    engine = Uncounted(tiny_model(), Tokenizer.byte_level(), num_blocks=8)
+    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=2))
+    with pytest.raises(RuntimeError, match="steps taken"):
+        serve_all(engine)
+
+
+def test_what_is_read_before_it_was_written_is_junk() -> None:
+    engine = tiny_engine(num_cpu_blocks=2, preemption_mode="swap")
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=2))
+    serve_all(engine)
+    assert float(engine.kv_cache.k[0, -1].min()) == JUNK  # the last block of the pool was never used
+    assert engine.cpu_cache is not None and float(engine.cpu_cache.v.min()) == JUNK
+
+
+WRONG_LAYERS = {
+    "K and V are lost": ("ch05_paged_attention", """
+from minipaged.paged_attention import KVCache as Own, paged_attention
+class KVCache(Own):
+    def write(self, layer, k, v, slot_mapping):
+        super().write(layer, 0 * k, 0 * v, slot_mapping)
+""", "DIFFERENT", "DIFFERENT"),
+    "copies are left out": ("ch05_paged_attention", """
+from minipaged.paged_attention import KVCache as Own, paged_attention
+class KVCache(Own):
+    def copy_blocks(self, copies):
+        pass
+""", "tokens as with the package's own layers", "DIFFERENT"),
+    "blocks are never freed": ("ch03_block_allocator", """
+from minipaged.block_allocator import BlockAllocator as Own
+class BlockAllocator(Own):
+    def free_many(self, block_ids):
+        pass
+""", "broken invariant", "broken invariant"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LAYERS)
+def test_a_layer_that_is_wrong_is_said_to_be(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stem, source, alone, in_branches = WRONG_LAYERS[name]
+    (tmp_path / f"{stem}.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr("minipaged.loading.hub.is_fetched", lambda _: False)
+    serve_with(stem[:4], folder=str(tmp_path))
+    assert alone in capsys.readouterr().out
+    serve_branches_with(stem[:4], folder=str(tmp_path))
+    assert in_branches in capsys.readouterr().out
+
+
+def test_layers_that_fail_only_in_the_pool_that_is_asked_for_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tests", "exercises"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "exercises" / "ch03_block_allocator.py").write_text("""
+import sys
+from minipaged.block_allocator import BlockAllocator as Own
+class BlockAllocator(Own):
+    def __init__(self, num_blocks, on_reuse=None):
+        if num_blocks > 100:
+            sys.exit("big")
+        super().__init__(num_blocks, on_reuse)
+""", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    llm = LLM("tiny", num_blocks=1, device="cpu")
+    engine = own_engine(llm, num_blocks=200)
+    assert engine.memory.num_blocks == 200 and type(engine.memory.allocator) is BlockAllocator
+    assert "could not be built" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="block_size"):
+        own_engine(llm, num_blocks=8, block_size=0)
 
 
 @pytest.mark.parametrize("failure", [SystemExit("out"), ZeroDivisionError("out"), RuntimeError("out")])

@@ -18,6 +18,28 @@ from tests.reference import TINY, tiny_model
 NAMES = {field.name for field in fields(EngineConfig)}
 
 
+def test_the_defaults_are_those_that_the_pages_name() -> None:
+    assert vars(EngineConfig()) == {
+        "block_size": 16, "num_blocks": None, "kv_cache_memory_bytes": None, "max_num_seqs": 256,
+        "max_num_batched_tokens": None, "max_model_len": None, "enable_prefix_caching": True,
+        "preemption_mode": "recompute", "num_cpu_blocks": 0, "attention_backend": "auto", "seed": 0,
+        "parts": None,
+    }
+
+
+def test_no_option_is_taken_and_ignored() -> None:
+    engine = Engine(
+        tiny_model(), Tokenizer.byte_level(), block_size=4, num_blocks=9, max_num_seqs=3,
+        max_num_batched_tokens=7, max_model_len=33, enable_prefix_caching=False, preemption_mode="swap",
+        num_cpu_blocks=2,
+    )
+    memory, scheduler = engine.memory, engine.scheduler
+    assert (memory.block_size, memory.num_blocks, memory.num_cpu_blocks) == (4, 9, 2)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (3, 7)
+    assert (engine.max_model_len, scheduler.preemption_mode) == (33, "swap")
+    assert not memory.enable_prefix_caching
+
+
 def test_it_cannot_be_changed_and_a_copy_is_checked_again() -> None:
     config = EngineConfig(num_blocks=8)
     with pytest.raises(FrozenInstanceError):
@@ -32,6 +54,7 @@ def test_it_cannot_be_changed_and_a_copy_is_checked_again() -> None:
         ({"num_blocks": 0}, "num_blocks must be .* at least 1 and at most 2147483647, got 0"),
         ({"num_blocks": 4, "kv_cache_memory_bytes": 5}, "num_blocks=4 or kv_cache_memory_bytes=5, not both"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes .* got 0"),
+        ({"num_cpu_blocks": -1}, "num_cpu_blocks .* at least 0, got -1"),
         ({"max_num_seqs": 0}, "max_num_seqs .* got 0"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens .* got -1"),
         ({"max_model_len": 1}, "max_model_len .* at least 2, got 1"),

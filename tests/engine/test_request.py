@@ -15,7 +15,7 @@ PACKAGE = Path(minipaged.request.__file__).parent
 FIXED = {  # set once, when the request is made
     "num_prompt_tokens", "request_id", "prompt", "prompt_token_ids", "params", "priority", "arrival", "seed",
 }
-CHANGING_METHODS = {"append", "extend", "insert", "pop", "remove", "clear"}
+CHANGING_METHODS = {"append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort"}
 
 
 def table() -> dict[str, set[str]]:
@@ -30,11 +30,16 @@ def table() -> dict[str, set[str]]:
 
 
 def writes(tree: ast.AST) -> set[str]:
-    """The attributes that some code sets, or changes by a method of a list: `a.x = 1`, `a.x.append(1)`."""
+    """The attributes that some code sets or changes: `a.x = 1`, `a.x.append(1)`, `a.x[0] = 1`."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node.value, ast.Attribute):  # seq.token_ids[-1] = 3, del seq.token_ids[0]
+                found.add(node.value.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            found.add(str(ast.literal_eval(node.args[1])) if isinstance(node.args[1], ast.Constant) else "")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             if node.func.attr in CHANGING_METHODS and isinstance(owner, ast.Attribute):
@@ -50,9 +55,8 @@ def test_the_table_names_every_field_that_changes() -> None:
 def test_every_field_is_written_by_those_that_the_table_names_and_by_no_other() -> None:
     expected = table()
     found: dict[str, set[str]] = defaultdict(set)
-    engine = [*PACKAGE.glob("*.py"), *PACKAGE.glob("backends/*.py"), *PACKAGE.glob("simulation/*.py"),
-              *PACKAGE.glob("pictures/*.py")]
-    for file in engine:
+    folders = ("", "backends/", "loading/", "simulation/", "pictures/")
+    for file in [file for folder in folders for file in PACKAGE.glob(f"{folder}*.py")]:
         module = file.relative_to(PACKAGE).with_suffix("").as_posix()
         for name in writes(ast.parse(file.read_text(encoding="utf-8"))) & expected.keys():
             found[name].add(module)
@@ -60,5 +64,6 @@ def test_every_field_is_written_by_those_that_the_table_names_and_by_no_other() 
 
 
 def test_what_counts_as_writing() -> None:
-    code = "a.x = 1; b.y.append(2); c.z += 1; d.w[0] = 3; e.v.index(4); f.u, g.t = 5, 6"
-    assert writes(ast.parse(code)) == {"x", "y", "z", "u", "t"}
+    code = "a.x = 1; b.y.append(2); c.z += 1; d.w[0] = 3; e.v.index(4); f.u, g.t = 5, 6; del h.s[0]"
+    assert writes(ast.parse(code)) == {"x", "y", "z", "w", "u", "t", "s"}
+    assert writes(ast.parse("setattr(seq, 'score', 1); print(seq.index)")) == {"score"}

@@ -46,11 +46,16 @@ GRAPH = {name: imported(name, file) for name, file in MODULES.items()}
 
 def test_the_first_level_of_the_package_is_the_engine() -> None:
     assert sorted(file.stem for file in (ROOT / "minipaged").glob("*.py")) == sorted(ENGINE)
+    packages = {file.parent.name for file in (ROOT / "minipaged").glob("*/__init__.py")}
+    assert packages == {"backends", "cli", "course", "kernels", "loading", "pictures", "simulation"}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_only_the_course_and_the_command_line_import_the_course(name: str) -> None:
     if not name.startswith(("minipaged.course", "minipaged.cli", "minipaged.__main__")):
+        texts = [node.value for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+                 if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        assert not [text for text in texts if text.startswith("minipaged.course")]  # for import_module
         assert not {each for each in GRAPH[name] if each.startswith(("minipaged.course", "minipaged.cli"))}
 
 

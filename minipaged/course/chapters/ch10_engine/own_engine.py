@@ -51,7 +51,12 @@ def own_engine(llm: LLM, folder: str = "exercises", **options: Any) -> Engine:
     print(f"yours:         {', '.join(own) or 'nothing yet'}")
     for reason, keys in given.items():
         print(f"the package's: {', '.join(keys)} ({reason})")
-    return kind(llm.model, llm.tokenizer, parts=parts, **options)
+    try:
+        return kind(llm.model, llm.tokenizer, parts=parts, **options)
+    except (Exception, SystemExit) as error:  # in a pool of another size than the trials'
+        engine = Engine(llm.model, llm.tokenizer, **options)  # if the options are wrong, this says so
+        print(f"yours could not be built with these options, so the engine is the package's: {error!r}")
+        return engine
 
 
 def _take(root: Path, chapter: Chapter, parts: Parts, kind: type[Engine]) -> tuple[Parts, type[Engine]]:
