@@ -326,14 +326,31 @@ print("the same tokens:", talking == roomy)
 #
 # ## The loop that you have been turning
 #
-# Here is `Engine.step`, as it stands in `minipaged/engine.py`. Schedule, execute, take in the new tokens:
-# that is what you have seen at work. The rest says goodbye to those that have finished, and cleans up when
-# something fails.
+# One turn of it is `Engine.step`. Here an engine says which of its parts a turn calls, and in which order:
 
 # %%
-import inspect
+class TalkingEngine(Engine):
+    def _execute(self, step):
+        print("a step, tokens to compute:", sum(len(work.slots) for work in step.work))
+        return super()._execute(step)
 
-print(inspect.getsource(Engine.step))
+    def _move_blocks(self, step):
+        print("  move blocks, copies:", len(step.copies))
+        super()._move_blocks(step)
+
+    def _take_in(self, logits, step):
+        print("  take in logits, shape:", list(logits.shape))
+        return super()._take_in(logits, step)
+
+engine = TalkingEngine(llm.model, llm.tokenizer, num_blocks=16, block_size=4)
+engine.add_request("A", first(5, "The capital of France is"), go_on_for(3))
+while engine.has_unfinished_requests():
+    engine.step()
+
+# %% [markdown]
+# The scheduler chooses, its choice is executed (blocks are moved first, then the model runs), and the new
+# tokens are taken in from the logits: that is what you have seen at work. In chapter 10 you write this
+# method. The rest of it says goodbye to those that have finished, and cleans up when something fails.
 
 # %% [markdown]
 # ## Where you are

@@ -269,12 +269,12 @@ print(f"8 forks: {1e6 * min(fork_s):,.0f} µs; 8 copies of 256 tokens: {1e6 * mi
 # %%
 class HastyCopyOnWrite(CopyOnWrite):
     def make_writable(self, block_ids, index):
-        src = block_ids[index]
-        if self.is_writable(src):
+        if self.is_writable(block_ids[index]):
             return None
-        self.allocator.free(src)
+        old = block_ids[index]
+        self.allocator.free(old)
         block_ids[index] = self.allocator.allocate()
-        return src, block_ids[index]
+        return old, block_ids[index]
 
 # %% [markdown]
 # **Predict.** The pool has two blocks, and parent and child share both. No block is free. The child wants

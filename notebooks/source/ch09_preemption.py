@@ -71,11 +71,12 @@ for let_in in (122, 61, 30):
 
 # %%
 def small_move(tables, source, target):
-    uses = [block_id for table in tables for block_id in table]
+    uses = [old for table in tables for old in table]
     new_ids = target.allocate_many(len(set(uses)))
     moved = dict(zip(dict.fromkeys(uses), new_ids, strict=True))
-    source.free_many(reversed(uses))
-    return [[moved[block_id] for block_id in table] for table in tables], list(moved.items())
+    source.free_many(uses[::-1])
+    translated = [[moved[old] for old in table] for table in tables]
+    return translated, [(old, moved[old]) for old in moved]
 
 # %% [markdown]
 # Is that the package's `Preemption.move_blocks`? We let both move tables of all sizes, from pools in all

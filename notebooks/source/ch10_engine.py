@@ -346,14 +346,12 @@ check("ch10", task=5)
 # %% [markdown]
 # ## The step
 #
-# Here is what the package does between `schedule` and the new tokens:
-
-# %%
-import inspect
-
-print(inspect.getsource(Engine._execute))
-
-# %% [markdown]
+# Between `schedule` and the new tokens, four things happen, always in this order: blocks are moved
+# (`_move_blocks`: out to the CPU, back in, and then the copies), the step's tokens become one flat batch
+# (`Batch.of`), the model runs on it, and the blocks that are full now are published, so that others may find
+# them. A step without work moves its blocks and gives an empty tensor of logits. You write that in task 6;
+# why the order matters is what comes next.
+#
 # Two samples of one prompt share its last block. The first that writes gets a copy of it (chapter 6):
 # `step.copies` says from where to where, and `_move_blocks` does it. Suppose that somebody tidies up, and
 # moves the copies behind the model's run.
