@@ -428,7 +428,7 @@ def test_a_list_with_one_wrong_entry_frees_nothing(layer: Layer, blocks: list[in
     what = f"pool.free_many({blocks}), with blocks 0, 1 (two users) and 2 in use"
     mistake = TWICE if len(set(blocks)) < len(blocks) else None
     guilty = {3: [3], 7: [7], -1: [-1]}.get(blocks[-1], [max(blocks, key=blocks.count)])
-    expect_error(what, ValueError, lambda: pool.free_many(blocks), guilty, mistake)
+    expect_error(what, ValueError, lambda: pool.free_many([*blocks]), guilty, mistake)
     users = [pool.ref_count(block) for block in range(4)]
     wrong = [
         (counts, PARTLY) for counts in ([0, 2, 1, 0], [1, 1, 1, 0], [0, 0, 1, 0], [1, 2, 0, 0], [0, 1, 1, 0])

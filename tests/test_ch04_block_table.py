@@ -320,7 +320,7 @@ def test_large_numbers_are_exact(layer: Layer) -> None:
 @pytest.mark.task(2)
 def test_a_slot_follows_from_the_physical_block_and_the_offset(layer: Layer) -> None:
     blocks = [5, 2, 7]
-    _, table = scattered(layer, blocks, num_tokens=10, block_size=4)
+    _, table = scattered(layer, [*blocks], num_tokens=10, block_size=4)
     expected = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29]
     for position in range(10):
         wrong = [(position, NOT_LOOKED_UP), (blocks[position // 4] + position % 4, NOT_MULTIPLIED)]

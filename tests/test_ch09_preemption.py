@@ -214,8 +214,8 @@ def test_nobody_who_stays_would_be_served_after_the_victim(
 ) -> None:
     running = [(priority, arrival) for arrival, priority in enumerate(priorities)]
     shuffle.shuffle(running)
-    last = sorted(running)[-1]
-    expect(f"choose_victim({running})", layer.Preemption.choose_victim(running), running.index(last))
+    last = running.index(sorted(running)[-1])
+    expect(f"choose_victim({running})", layer.Preemption.choose_victim(running), last)
 
 
 # -- task 2: what recomputing costs ------------------------------------------------------------------
@@ -698,10 +698,10 @@ def test_without_room_neither_pool_changes_out_nor_in(layer: Layer) -> None:
     gpu.share(0)
     cpu.allocate()
     what = "swap_out_own([[0, 1, 2]], gpu, cpu), with block 0 of the CPU pool in use"
-    expect_error(what, OutOfBlocks, lambda: swap_out(layer, [table], gpu, cpu), [2, 1, 2])
+    expect_error(what, OutOfBlocks, lambda: swap_out(layer, [[*table]], gpu, cpu), [2, 1, 2])
     expect("the users in both pools after it", users_of(gpu) + users_of(cpu), [2, 1, 1, 0, 1, 0])
     cpu.free(0)
-    places, _ = swap_out(layer, [table], gpu, cpu)
+    places, _ = swap_out(layer, [[*table]], gpu, cpu)
     gpu.allocate_many(2)
     what = f"swap_in_own({places}, cpu, gpu), with one block free"
     expect_error(what, OutOfBlocks, lambda: swap_in(layer, places, cpu, gpu), [2, 1, 4])

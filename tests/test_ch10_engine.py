@@ -319,7 +319,7 @@ def test_each_row_has_its_own_parameters_and_its_own_number(layer: Layer) -> Non
     rows = [row_of(layer, 0.15), row_of(layer, 0.9, temperature=0.0), row_of(layer, 0.95),
             row_of(layer, 0.3), row_of(layer, 0.9, temperature=0.0)]
     expected = [1, 0, 2, 1, 0]
-    got = layer.sample(logits, rows)
+    got = layer.sample(logits, [*rows])
     expect("sample(…) of five rows, two of them greedy", got, expected)
     expect("types of its result", [type(token_id).__name__ for token_id in got], ["int"] * 5)
     for order in ([4, 3, 2, 1, 0], [2, 0], [1, 3], [3]):

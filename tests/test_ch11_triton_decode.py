@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from minipaged.course import Layer, Mismatch, Task, expect, expect_close
+from minipaged.course.layer import copied
 from minipaged.kernels import triton_status
 
 TASKS = (
@@ -170,7 +171,9 @@ def run(
 ) -> dict[str, Any]:
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
-    done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps, far=far)
+    done: dict[str, Any] = runner.run_kernel(
+        function, *map(copied, arguments), unwritten=unwritten, gaps=gaps, far=far
+    )
     kinds = {r"(\d+) of \1 lanes": OUTSIDE, "outside and not masked": NO_MASK, "stores it too": MEET,
              "nobody has written": GARBAGE}
     if far:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from minipaged.course import Layer, Mismatch, Task, expect, expect_close
+from minipaged.course.layer import copied
 from minipaged.kernels import triton_status
 
 TASKS = (
@@ -129,7 +130,8 @@ def run(
 ) -> dict[str, Any]:
     """What `run_kernel` gives, if the kernels touched nothing that they must not."""
     runner = layer.given("minipaged.course.kernel_run")
-    done: dict[str, Any] = runner.run_kernel(function, *arguments, unwritten=unwritten, gaps=gaps)
+    given = map(copied, arguments)
+    done: dict[str, Any] = runner.run_kernel(function, *given, unwritten=unwritten, gaps=gaps)
     if done["fault"]:
         raise Mismatch(what, "no wrong load or store", done["fault"])
     if done["watched"]:

@@ -70,7 +70,7 @@ class MainGroup(click.Group):
         except KeyboardInterrupt:
             click.echo(err=True)  # the shell's prompt belongs on a line of its own
             raise click.exceptions.Exit(130) from None
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise click.ClickException(str(error)) from error
 
 

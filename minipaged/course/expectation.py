@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Mistakes = Mapping[Any, str] | Iterable[tuple[Any, str]]
 MAX_SHOWN = 300  # characters of a value
+MAX_NUMBERS = 40  # in an error's message: one that lists all numbers says nothing
 
 
 @dataclass
@@ -82,7 +83,8 @@ def expect_error(
     numbers: Iterable[object] = (),
     mistake: str | None = None,
 ) -> None:
-    """`call` must raise `kind`, and the message must contain each of `numbers` (1,000 counts as 1000).
+    """`call` must raise `kind`, and the message must contain each of `numbers` (1,000 counts as 1000), among
+    at most 40.
 
     mistake: the name of the mistake of not raising at all.
     """
@@ -91,7 +93,11 @@ def expect_error(
     except NotImplementedError:
         raise
     except kind as error:
-        missing = [str(number) for number in numbers if not _mentions(str(error), str(number))]
+        asked = [str(number) for number in numbers]
+        missing = [number for number in asked if not _mentions(str(error), number)]
+        if asked and len(re.findall(r"\d+", str(error))) > MAX_NUMBERS:
+            wanted = f"a {kind.__name__} whose message has at most {MAX_NUMBERS} numbers"
+            raise Mismatch(what, wanted, f"{type(error).__name__}: {error}") from None
         if missing:
             wanted = f"a {kind.__name__} whose message contains {' and '.join(missing)}"
             raise Mismatch(what, wanted, f"{type(error).__name__}: {error}") from None

@@ -31,8 +31,8 @@ from typing import Any, NoReturn, TextIO
 import psutil
 import pytest
 
+from minipaged.course.expectation import Mismatch
 from minipaged.course.outline import Chapter
-from minipaged.course.pytest_plugin import ISOLATED
 from minipaged.course.seed import run_seed
 from minipaged.course.tasks import find_chapter, grader_file, hidden_file
 
@@ -55,8 +55,9 @@ class TestResult:
     """What one test said.
 
     outcome: passed, failed (an expectation did not hold), error (an unexpected exception), missing (a stub
-    was called) or skipped. detail: the fields of a `Mismatch`, or one message. printed: what the code
-    under test printed.
+    was called) or skipped; in a grade also timeout, or broken (the grader itself has failed). mismatch: the
+    fields of a `Mismatch`; else there is a message. printed: what the code under test printed. seconds: by
+    the clock, in a grade, and 0 for a hidden check.
     """
 
     __test__ = False  # pytest takes everything called Test… for a test
@@ -67,6 +68,7 @@ class TestResult:
     message: str = ""
     mismatch: dict[str, Any] = field(default_factory=dict)
     printed: str = ""
+    seconds: float = 0.0
 
     @property
     def title(self) -> str:
@@ -94,7 +96,7 @@ def run_grader(
     loop, get a third of the time. `timeout_s` is for all together: what has not been judged by then is not.
     `environment` is added to the children's.
     """
-    is_name = impl in ("minipaged", "solutions", "exercises") or impl.startswith(ISOLATED)
+    is_name = impl in ("minipaged", "solutions", "exercises")
     subject = impl if is_name else str(Path(impl).resolve())
     end = time.monotonic() + timeout_s
     results: list[TestResult] = []
@@ -126,7 +128,6 @@ def _run_child(
 ) -> tuple[list[dict[str, Any]], str, str]:
     """What one child wrote, line by line, how it ended, and what it printed besides."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
-        os.chmod(scratch, 0o711)  # a sandbox is made in it, maybe for another user, who must get through
         results, stack = Path(folder) / RESULTS, Path(folder) / STACK
         (Path(folder) / ORDER).write_text(json.dumps(order), encoding="utf-8")
         child = subprocess.Popen(
@@ -165,14 +166,14 @@ def run_here(
     judged: Collection[str] = (),
     lost: Collection[int] = (),
     plugins: Iterable[object] = (),
-) -> None:
+) -> int:
     """Judge `impl` in this process; what every test says goes to `sink` as it comes, a line of JSON each.
 
     max_failures: stop after so many; 0 for never. judged, lost: tests and tasks to leave out. plugins: more
-    of pytest's.
+    of pytest's. Returns pytest's exit code.
     """
     options = [*pytest_options(root, chapter, impl), f"--maxfail={max_failures}"]
-    pytest.main(options, plugins=[Collector(task, sink, judged, lost), *plugins])
+    return pytest.main(options, plugins=[Collector(task, sink, judged, lost), *plugins])
 
 
 def pytest_options(root: Path, chapter: Chapter, impl: str) -> list[str]:
@@ -209,7 +210,8 @@ class Collector:
         items[:] = [i for i in items if i.name not in self.judged and task_of(i) not in self.lost]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._write({"running": item.name, "task": task_of(item)})
+        hidden = item.get_closest_marker("hidden") is not None
+        self._write({"running": item.name, "task": task_of(item), "hidden": hidden})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -230,8 +232,6 @@ def task_of(item: pytest.Item) -> int:
 
 
 def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> TestResult:
-    from minipaged.course.expectation import Mismatch
-
     error = call.excinfo.value if call.excinfo else None
     result = TestResult(item.name, task_of(item), report.outcome)
     if report.skipped:
@@ -241,26 +241,46 @@ def _result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
     elif isinstance(error, NotImplementedError) and _STUB.match(str(error)):
         result.outcome, result.message = "missing", str(error)
     elif error is not None:
-        result.outcome = "error"
-        name = "" if type(error).__name__ in ("SubmissionGone", "StillGone") else f"{type(error).__name__}: "
-        result.message = f"{name}{_plain(str(error))[:MAX_MESSAGE]}{_place(call)}"
+        # Those of the grader itself have an outcome. One that comes from a submission is made anew there, and
+        # has none; one in a self-check was made elsewhere.
+        is_own = type(error).__module__ == "minipaged.course.grading.remote" and hasattr(error, "outcome")
+        result.outcome = getattr(error, "outcome") if is_own else "error"  # noqa: B009
+        name = "" if is_own else f"{type(error).__name__}: "
+        result.message = f"{name}{str(error)[:MAX_MESSAGE]}{_place(call)}"
     if not report.passed:
-        result.printed = _plain(report.capstdout)[-MAX_PRINTED:]
-    return _without_expected(result) if item.get_closest_marker("hidden") else result
+        result.printed = report.capstdout[-MAX_PRINTED:]
+    if item.get_closest_marker("hidden"):
+        result = _without_what_it_shows(result)
+    return TestResult(**{name: plain(value) for name, value in vars(result).items()})
 
 
-def _without_expected(result: TestResult) -> TestResult:
-    """What a learner may know of a hidden check: their own calls and values, and their own errors."""
+def _without_what_it_shows(result: TestResult) -> TestResult:
+    """What a learner may know of a hidden check: that it failed, in which way, and the text that its author
+    gave it. All else could tell what it expects, or what it calls: a submission can put an argument into a
+    value, into a message, into the name of an error, into what it prints."""
     if result.mismatch:
-        result.mismatch |= {"expected": HIDDEN, "mistake": None, "before": "", "wanted": ""}
-    elif result.message.startswith(("AssertionError", "Failed")):
-        result.message = HIDDEN
+        what = result.mismatch["operation"]
+        result.mismatch = vars(Mismatch(what, HIDDEN, HIDDEN))
+    elif result.outcome == "missing":
+        result.message = f"task {result.task}"
+    elif result.outcome == "error":
+        result.message = f"an error: {HIDDEN}"
+    result.printed = ""
     return result
 
 
-def _plain(text: str) -> str:
-    """Text without what would take a terminal apart."""
-    return "".join(c for c in _ANSI.sub("", text) if c.isprintable() or c in "\n\t")
+def plain(value: Any) -> Any:
+    """A text, or the texts in a list or a dictionary, with nothing that would take a terminal apart."""
+    if isinstance(value, str):
+        return escaped(_ANSI.sub("", value), kept="\n\t")
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return {name: plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """A text in which what can't be printed is seen, so that two that differ look different."""
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def _place(call: pytest.CallInfo[None]) -> str:
@@ -308,15 +328,15 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-class _Watch:
+class Watch:
     """A pytest plugin that ends the process when a test takes too long; `stack` says where it was then.
 
     It is written by faulthandler, which gets through even where C code never comes back to Python. Windows
     has no timer of processor time, and goes by the clock.
     """
 
-    def __init__(self, limit_s: float, stack: TextIO) -> None:
-        self.limit_s, self.stack = limit_s, stack
+    def __init__(self, limit_s: float, stack: TextIO, wall_factor: float = SLEEP_FACTOR) -> None:
+        self.limit_s, self.stack, self.wall_factor = limit_s, stack, wall_factor
         faulthandler.enable(stack)  # also where it was when it crashed
         self.has_timer = hasattr(signal, "setitimer")
         if self.has_timer:
@@ -330,7 +350,7 @@ class _Watch:
         by_clock = self.limit_s
         if self.has_timer:
             signal.setitimer(signal.ITIMER_PROF, self.limit_s)
-            by_clock *= SLEEP_FACTOR
+            by_clock *= self.wall_factor
         faulthandler.dump_traceback_later(by_clock, file=self.stack, exit=True)
 
     def pytest_runtest_teardown(self) -> None:
@@ -359,7 +379,7 @@ def main(folder: Path) -> None:
     root, limit_s = Path(order.pop("root")), order.pop("limit_s")
     chapter = find_chapter(root, order.pop("key"))
     with open(folder / RESULTS, "w", encoding="utf-8") as sink, open(folder / STACK, "w") as stack:
-        run_here(root, chapter, sink=sink, plugins=[_Watch(limit_s, stack)], **order)
+        run_here(root, chapter, sink=sink, plugins=[Watch(limit_s, stack)], **order)
 
 
 if __name__ == "__main__":

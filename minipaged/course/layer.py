@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import minipaged
-from minipaged.course.expectation import Mismatch
+from minipaged.course.expectation import Mismatch, is_tensor
 from minipaged.course.outline import Chapter
 from minipaged.course.tasks import import_path
 
@@ -105,6 +105,17 @@ def call_each(function: Callable[..., Any], arguments: Iterable[Sequence[Any]]) 
     >>> layer.given("minipaged.course.layer").call_each(layer.uniform, [(42, 0, 0), (42, 0, 1)])
     """
     return [function(*each) for each in arguments]
+
+
+def copied(value: Any) -> Any:
+    """A copy of lists, dictionaries, tuples and tensors (with their strides), all the way down: for arguments
+    from which a test computes what it expects, since a subject may change what it is given."""
+    if is_tensor(value):
+        torch = sys.modules["torch"]
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return {key: copied(item) for key, item in value.items()} if type(value) is dict else value
 
 
 class Log:

@@ -8,8 +8,6 @@ pyproject.toml loads it. `grader.py` and `report.py` make points and words of th
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 from minipaged.course.outline import CHAPTERS, Chapter
 from minipaged.course.seed import fill_new_memory
 
-ISOLATED = "isolated:"  # before the path of a file, in --impl
+ISOLATED = "isolated:"  # before the number of the warden's socket, in --impl
 STEMS = {f"test_{chapter.file_stem}": chapter for chapter in CHAPTERS}
 
 
@@ -38,12 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A challenge goes beyond the engine, so the package has no answer to be judged. In isolation, the tests
-    of a task come one after the other, because each task may need a sandbox of its own."""
+    of a task come one after the other, because each task may need a sandbox of its own; and hidden checks
+    come last, so that a submission can't show in a public one what it has heard in them."""
     for item in items:
         if item.path.parent.name == "hidden":
             item.add_marker(pytest.mark.hidden)
     if config.getoption("--impl").startswith(ISOLATED):
-        items.sort(key=lambda item: task_number(item) or 0)
+        items.sort(key=lambda item: (item.get_closest_marker("hidden") is not None, task_number(item) or 0))
     if config.getoption("--impl") != "minipaged":
         return
     for item in items:
@@ -73,11 +72,9 @@ def layer(request: pytest.FixtureRequest) -> Iterator[object]:
         yield subject
         fill_new_memory(False)
         return
-    from minipaged.course.grading.remote import RemoteLayer
-    from minipaged.course.grading.sandbox import Limits
+    from minipaged.course.grading.remote import RemoteLayer, Warden
 
-    limits = Limits(**json.loads(os.environ.get("MINIPAGED_LIMITS", "{}")))
-    remote = RemoteLayer(request.config.rootpath, chapter, Path(impl.removeprefix(ISOLATED)), limits)
+    remote = RemoteLayer(chapter, Warden(int(impl.removeprefix(ISOLATED))))
     yield remote
     remote.close()
 
@@ -89,7 +86,7 @@ def _subject_of_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     remote = request.getfixturevalue("layer")
-    remote.begin(task_number(request.node))
+    remote.begin(task_number(request.node) or 0)
     yield
     print(remote.take_printed(), end="")
 

@@ -18,7 +18,7 @@ from minipaged.course.tasks import Task, is_untouched, load_tasks
 WIDTH = 80
 INDENT = 6  # of what is said about a task
 LABEL = 18  # columns of "  known mistake:  " and the like
-MARKS = {"passed": "✓", "failed": "✗", "not written": "·", "waiting": "–", "skipped": " "}
+MARKS = {"passed": "✓", "failed": "✗", "not written": "·", "waiting": "–", "skipped": " ", "timed out": "✗"}
 
 
 @dataclass
@@ -30,10 +30,13 @@ class TaskReport:
 
     @property
     def status(self) -> str:
-        """passed, failed, not written (its own stub was called), waiting (another task's stub) or skipped."""
+        """passed, failed, timed out (in a grade, and nothing else failed), not written (its own stub was
+        called), waiting (another task's stub) or skipped."""
         outcomes = {result.outcome for result in self.results}
         if not outcomes or outcomes & {"failed", "error"}:
             return "failed"
+        if "timeout" in outcomes:
+            return "timed out"
         if "missing" in outcomes:
             return "waiting" if self.waits_for else "not written"
         return "skipped" if "skipped" in outcomes else "passed"
@@ -46,7 +49,11 @@ class TaskReport:
 
     @property
     def failures(self) -> list[TestResult]:
-        return [result for result in self.results if result.outcome in ("failed", "error")]
+        return [result for result in self.results if result.outcome in ("failed", "error", "timeout")]
+
+    @property
+    def seconds(self) -> float:
+        return sum(result.seconds for result in self.results)
 
     @property
     def first_failure(self) -> TestResult | None:

@@ -1,8 +1,9 @@
-"""Submissions that try to forge a grade, or to harm whoever grades them.
+"""Submissions that try to forge a grade, or to harm whoever grades them (`attacks.py` has them).
 
-Each trick is first shown to work against a grader as they are often written: pytest, run in the folder of the
+Each is first shown to work against a grader as they are often written: pytest, run in the folder of the
 submission. Then the same submission is graded in isolation: nothing of it passes, the grader lives, and no
-process or file is left. Bombs are bounded by themselves, and the network is a listener that the test opened.
+process, file or segment is left. Bombs are bounded, and the network is a listener that the test opened. What
+takes more than one submission, such as a class or a hidden check, comes after them.
 """
 
 from __future__ import annotations
@@ -12,423 +13,206 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from minipaged.course.grader import TestResult, run_here
+from minipaged.course.grader import run_here
 from minipaged.course.grading.grade import grade_submission
-from minipaged.course.grading.remote import Connection, SubmissionGone
-from minipaged.course.grading.sandbox import FIRST_UID, Limits, isolation
-from minipaged.course.tasks import find_chapter
+from minipaged.course.grading.limits import Limits
+from minipaged.course.grading.sandbox import Isolation, find_isolation
+from minipaged.course.grading.warden import judge
+from minipaged.course.tasks import find_chapter, import_path
 
-ROOT = Path(__file__).resolve().parents[2]
-CH03, CH06, CH11 = (find_chapter(ROOT, key) for key in ("ch03", "ch06", "ch11"))
-FILE = f"{CH03.file_stem}.py"
-STUB = (ROOT / "exercises" / ".originals" / FILE).read_text(encoding="utf-8")
-LIMITS = {"answer_s": 3.0, "task_s": 6.0}
-SLACK_S = 2.0
+attacks = import_path(Path(__file__).with_name("attacks.py"))
+ROOT = attacks.ROOT
+CH03, CH04, CH06, CH12 = (find_chapter(ROOT, key) for key in ("ch03", "ch04", "ch06", "ch12"))
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="grading needs Linux or macOS")
-LEVEL = isolation().level if sys.platform != "win32" else ""
-needs_namespaces = pytest.mark.skipif(
-    LEVEL != "namespaces", reason="needs namespaces: see docs/instructors.md"
-)
-
-NAIVE_TEST = f"""
-from {CH03.file_stem} import BlockAllocator
-
-def test_two_blocks():
-    expected = [0, 1]
-    pool = BlockAllocator(4)
-    assert pool.allocate_many(2) == expected
-    expected = 2
-    assert pool.num_free == expected
-"""
-NAIVE_GRADER = """
-import pathlib, pytest
-code = pytest.main(["-q", "-p", "no:cacheprovider", "test_naive.py"])
-pathlib.Path("results.txt").write_text("passed" if code == 0 else "failed")
-raise SystemExit(code)
-"""
-
-
-@dataclass
-class Attack:
-    """code: the submission's own file, behind a stub's. files: what else lies in its folder."""
-
-    code: str = ""
-    files: dict[str, str] = field(default_factory=dict)
-
-    def write(self, folder: Path, **values: object) -> Path:
-        code = textwrap.dedent(self.code)
-        for name, value in values.items():
-            code = code.replace(f"<{name}>", str(value))
-        (folder / FILE).write_text(f"{STUB}\n\n{code}", encoding="utf-8")
-        for name, text in self.files.items():
-            (folder / name).write_text(textwrap.dedent(text), encoding="utf-8")
-        return folder / FILE
-
-
-def naive_grade(folder: Path, timeout_s: float = 60.0) -> str:
-    """What a grader says that runs pytest beside the submission: "passed" or "failed"."""
-    (folder / "test_naive.py").write_text(NAIVE_TEST)
-    (folder / "naive.py").write_text(NAIVE_GRADER)
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "naive.py"], cwd=folder, env=environment, timeout=timeout_s, capture_output=True
-    )
-    results = folder / "results.txt"
-    if results.exists():
-        return results.read_text()
-    return "passed" if done.returncode == 0 else "failed"
-
-
-def grade_isolated(file: Path, task: int = 2, chapter: str = "ch03") -> list[TestResult]:
-    """What the tests of one task say, run here, about a file in a sandbox."""
-    os.environ["MINIPAGED_LIMITS"] = json.dumps(LIMITS)
-    try:
-        with io.StringIO() as sink, redirect_stdout(io.StringIO()):
-            run_here(ROOT, find_chapter(ROOT, chapter), f"isolated:{file}", task, sink)
-            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-    finally:
-        del os.environ["MINIPAGED_LIMITS"]
-    return [TestResult(**line) for line in lines if "running" not in line]
-
-
-def left_behind() -> list[psutil.Process]:
-    """Processes of a submission that still run: those of this grader's users, and its own children.
-
-    What has been killed may need a moment to be gone: a large one gives its memory back first.
-    """
-    own = psutil.Process().children(recursive=True)
-    users = [one for one in psutil.process_iter(["uids"]) if one.info["uids"]
-             and one.info["uids"].real == FIRST_UID + os.getpid()]
-    _, alive = psutil.wait_procs({*own, *users}, timeout=2)
-    return [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
-def expect_nothing(file: Path, task: int = 2, chapter: str = "ch03") -> list[TestResult]:
-    """Graded in isolation, not one test passes, and nothing is left."""
-    begin = time.monotonic()
-    results = grade_isolated(file, task, chapter)
-    took = time.monotonic() - begin
-    assert len(results) >= 4 and {result.outcome for result in results} <= {"failed", "error", "missing"}
-    assert took < 60  # several times the limits: a machine may be busy
-    assert left_behind() == []
-    return results
-
-
-FORGERIES = {
-    "it ends the process at import": Attack("import os; os._exit(0)"),
-    "a conftest.py that turns reports around": Attack(files={"conftest.py": """
-        import pytest
-        @pytest.hookimpl(hookwrapper=True)
-        def pytest_runtest_makereport(item, call):
-            outcome = yield
-            outcome.get_result().outcome = "passed"
-        """}),
-    "a pytest.py of its own": Attack(files={"pytest.py": "main = lambda *arguments: 0"}),
-    "a pytest.ini that runs nothing": Attack(files={"pytest.ini": "[pytest]\naddopts = --collect-only\n"}),
-    "a sitecustomize.py": Attack(files={"sitecustomize.py": """
-        import os, sys
-        if sys.argv[0].endswith("naive.py") or not sys.argv[0]:
-            os._exit(0)
-        import builtins; builtins.forged = True
-        """}),
-    "objects that equal everything": Attack("""
-        class Yes:
-            __eq__ = lambda self, other: True
-            __ne__ = lambda self, other: False
-            __hash__ = object.__hash__
-            __bool__ = lambda self: True
-        class BlockAllocator:
-            def __init__(self, *_, **__): self.num_blocks = self.num_free = Yes()
-            def __getattr__(self, name): return lambda *_, **__: Yes()
-        """),
-    "an int and a list that lie": Attack("""
-        class Int(int):
-            __eq__ = lambda self, other: True
-            __ne__ = lambda self, other: False
-            __hash__ = int.__hash__
-        class List(list):
-            __eq__ = lambda self, other: True
-            __ne__ = lambda self, other: False
-            __len__ = lambda self: 2
-        class BlockAllocator:
-            def __init__(self, *_, **__): self.num_blocks = self.num_free = Int(7)
-            allocate = ref_count = lambda self, *_: Int(7)
-            allocate_many = free_blocks = lambda self, *_: List()
-            free = share = lambda self, *_: None
-        """),
-    "an array that lies": Attack("""
-        import numpy
-        class Array(numpy.ndarray):
-            __eq__ = lambda self, other: True
-            __bool__ = lambda self: True
-        def array(*_): return numpy.zeros(2).view(Array)
-        class BlockAllocator:
-            def __init__(self, *_, **__): self.num_blocks = self.num_free = array()
-            allocate = ref_count = allocate_many = free_blocks = free = share = array
-        """),
-    "pytest's own report class, patched": Attack("""
-        try:
-            from _pytest.reports import TestReport
-            make = TestReport.from_item_and_call.__func__
-            def passed(cls, item, call):
-                report = make(cls, item, call)
-                report.outcome, report.longrepr = "passed", None
-                return report
-            TestReport.from_item_and_call = classmethod(passed)
-        except ImportError:
-            pass
-        """),
-    "results written when the process ends": Attack("""
-        import atexit
-        atexit.register(lambda: open("results.txt", "w").write("passed"))
-        """),
-    "the package's own answer": Attack("from minipaged.block_allocator import BlockAllocator"),
-    "the package's own answer, inherited": Attack("""
-        import minipaged
-        class BlockAllocator(minipaged.BlockAllocator): pass
-        """),
-    "the solution, read from the disk": Attack("""
-        exec(compile(open("<root>/solutions/ch03_block_allocator.py").read(), "s", "exec"))
-        """),
-    "expected values, found in the callers' frames": Attack("""
-        import sys
-        class BlockAllocator:
-            def __init__(self, *_, **__): pass
-            def look(self, *_):
-                frame = sys._getframe(1)
-                while frame is not None:
-                    if "expected" in frame.f_locals: return frame.f_locals["expected"]
-                    frame = frame.f_back
-            allocate = allocate_many = free_blocks = ref_count = look
-            num_free = property(look)
-        """),
-    "a test that is changed through sys.modules": Attack("""
-        import gc, sys, types
-        for function in gc.get_objects():
-            if isinstance(function, types.FunctionType) and function.__name__ == "pytest_pyfunc_call":
-                function.__code__ = (lambda pyfuncitem: True).__code__
-        """),
-}
-READS_DISK = "the solution, read from the disk"
-
-
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_grade(name: str, tmp_path: Path) -> None:
-    if name == READS_DISK and LEVEL != "namespaces":
-        pytest.skip("only namespaces hide files")
-    file = FORGERIES[name].write(tmp_path, root=ROOT)
-    shutil.copytree(tmp_path, tmp_path / "naive")
-    assert naive_grade(tmp_path / "naive") == "passed", "the trick doesn't work even against a naive grader"
-    expect_nothing(file)
-
-
-KERNEL_FORGERIES = {
-    "the package's own kernels": "from minipaged.kernels.paged.triton_decode import store_kv",
-    "the kernels' PyTorch twins":
-        "from minipaged.kernels.paged.torch_twins import store_kv_torch as store_kv",
-    "the kernels of the solution, read from the disk": """
-        from importlib.util import module_from_spec, spec_from_file_location
-        spec = spec_from_file_location("solution", "<root>/solutions/ch11_triton_decode.py")
-        solution = module_from_spec(spec)
-        spec.loader.exec_module(solution)
-        store_kv = solution.store_kv
-        """,
-}
-NAIVE_KERNELS = """
-import runpy, sys
-import minipaged.kernels.paged, torch
-for file in sys.argv[1:]:
-    k, cache = torch.ones(1, 1, 4), torch.zeros(1, 2, 1, 4)
-    runpy.run_path(file)["store_kv"](k, k, cache, cache, torch.tensor([1]))
-    assert cache[0, 1].eq(1).all() and cache.sum() == 4
-    print("passed")
-"""
 
 
 @pytest.fixture(scope="module")
-def kernel_forgeries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Their files, each of which a naive grader has found right."""
-    stub = (ROOT / "exercises" / ".originals" / f"{CH11.file_stem}.py").read_text(encoding="utf-8")
-    files = {name: tmp_path_factory.mktemp("kernels") / f"{CH11.file_stem}.py" for name in KERNEL_FORGERIES}
-    for name, file in files.items():
-        code = textwrap.dedent(KERNEL_FORGERIES[name]).replace("<root>", str(ROOT))
-        file.write_text(f"{stub}\n\n{code}", encoding="utf-8")
-    command = [sys.executable, "-c", NAIVE_KERNELS, *map(str, files.values())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["passed"] * len(files), done.stderr
-    return files
+def isolation() -> Isolation:
+    return find_isolation([ROOT], allow_weak=True)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton, which Linux has")
-@pytest.mark.parametrize("name", KERNEL_FORGERIES)
-def test_kernels_of_others(name: str, kernel_forgeries: dict[str, Path]) -> None:
-    if "disk" in name and LEVEL != "namespaces":
-        pytest.skip("only namespaces hide files")
-    expect_nothing(kernel_forgeries[name], 5, "ch11")
+def solution(chapter) -> str:
+    return (ROOT / "solutions" / f"{chapter.file_stem}.py").read_text(encoding="utf-8")
 
 
-def test_sys_exit_is_an_error_that_the_grade_names(tmp_path: Path) -> None:
-    """pytest survives it, but a script that only asserts does not: its exit code is 0."""
-    file = Attack("import sys; sys.exit(0)").write(tmp_path)
-    script = f"from {CH03.file_stem} import BlockAllocator; assert BlockAllocator(4).num_free == 4"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
-    assert "SystemExit" in str(expect_nothing(file)[0])
+@pytest.mark.parametrize("attack", [a for a in attacks.ATTACKS if a.naive], ids=lambda attack: attack.name)
+def test_it_works_on_a_naive_grader(attack, tmp_path: Path) -> None:
+    """Or it would be no attack."""
+    assert attacks.naive_grade(attack, tmp_path, timeout_s=4) not in ("failed", "")
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / FILE).symlink_to(ROOT / "solutions" / FILE)
-    assert naive_grade(tmp_path) == "passed"
-    grade = grade_submission(ROOT, tmp_path, [CH03], seed=1)
+@pytest.mark.parametrize(
+    "attack", [*attacks.ATTACKS, *attacks.KERNEL_ATTACKS], ids=lambda one: f"{one.chapter} {one.name}"
+)
+def test_an_attack(attack, tmp_path: Path, isolation: Isolation) -> None:
+    if isolation.level in attack.lost:
+        pytest.skip(f"not promised with {isolation.level} alone")
+    if attack.chapter == "ch11" and find_spec("triton") is None:
+        pytest.skip("needs the package triton, which Linux has")
+    outcome = attacks.attempt(attack, isolation, tmp_path)
+    assert not outcome.harm
+    assert outcome.results or isolation.level == "limits"
+    assert {result.outcome for result in outcome.results} <= {"failed", "error", "missing", "timeout"}
+
+
+def test_the_oracle_sees_a_harm(tmp_path: Path, isolation: Isolation) -> None:
+    """An answer that is right is none of a stub's, so it counts as forged; and what is left is seen."""
+    whole = solution(CH03)
+    right = SimpleNamespace(chapter="ch03", task=2, text=lambda **_: whole)
+    assert "tests passed" in attacks.attempt(right, isolation, tmp_path).harm
+    again = tmp_path / "again"
+    again.mkdir()
+    with attacks.victims(again) as what:
+        (Path(what["outside"]) / "mark").touch()
+        sleeper = subprocess.Popen(["sleep", "60"], env={"LEFT": attacks.MARK, "PATH": os.environ["PATH"]})
+        harm = attacks.harm_to(what)
+        sleeper.kill()
+        sleeper.wait()
+    assert "wrote outside" in harm and "left 1 processes" in harm
+
+
+def test_a_link_is_not_followed(tmp_path: Path, isolation: Isolation) -> None:
+    (tmp_path / f"{CH03.file_stem}.py").symlink_to(ROOT / "solutions" / f"{CH03.file_stem}.py")
+    grade = grade_submission(ROOT, tmp_path, [CH03], 1, isolation)
     assert grade["score"] == 0 and "is a link, not a file" in grade["tests"][0]["output"]
 
 
-def test_an_endless_loop_ends_in_time(tmp_path: Path) -> None:
-    file = Attack("BlockAllocator.allocate_many = lambda *_: [1 for _ in iter(int, 1)]").write(tmp_path)
-    shutil.copytree(tmp_path, tmp_path / "naive")
-    (tmp_path / "naive" / FILE).write_text(
-        (tmp_path / FILE).read_text() + "\nBlockAllocator.__init__ = lambda *_: None"
-    )
-    with pytest.raises(subprocess.TimeoutExpired):
-        naive_grade(tmp_path / "naive", timeout_s=3)
-    file.write_text(file.read_text() + "\nBlockAllocator.__init__ = lambda *_, **__: None")
-    results = expect_nothing(file)
-    assert "did not answer within" in results[0].message and "endless loop" in results[0].message
-    assert len({result.message for result in results}) == 1, "one endless loop is enough for a task"
+# -- where the course lies ---------------------------------------------------------------------------------
 
 
-def test_a_file_that_imports_for_a_minute(tmp_path: Path) -> None:
-    results = expect_nothing(Attack("import time; time.sleep(60)").write(tmp_path))
-    assert "did not answer within 3 s" in results[0].mismatch["got"]
+@pytest.fixture
+def own_isolation() -> Isolation:
+    """With the course in a place that a sandbox shows: below the folder of Python's packages."""
+    isolation = find_isolation([ROOT], allow_weak=True)
+    if isolation.level != "namespaces":
+        pytest.skip("only namespaces hide files")
+    return isolation
 
 
-BOMBS = {
-    "forks": """
-        import os, time
-        for _ in range(300):
-            try:
-                if os.fork() == 0:
-                    os.setsid()
-                    time.sleep(6)
-                    os._exit(0)
-            except OSError:
-                break
-        """,
-    "threads": """
-        import threading, time
-        for _ in range(100):
-            try: threading.Thread(target=time.sleep, args=(6,)).start()
-            except RuntimeError: break
-        """,
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_processes_and_threads_are_not_left(name: str, tmp_path: Path) -> None:
-    file = Attack(BOMBS[name]).write(tmp_path)
-    shutil.copytree(tmp_path, tmp_path / "naive")
-    naive = subprocess.Popen([sys.executable, FILE], cwd=tmp_path / "naive", start_new_session=True,
-                             env=os.environ | {"PYTHONPATH": str(ROOT)})
+def test_a_course_that_lies_within_what_is_shown_is_covered(own_isolation: Isolation) -> None:
+    place = Path(sys.prefix) / f"{attacks.MARK}-course"
+    place.mkdir()
     try:
-        most = 0
-        for _ in range(100):
-            running = [
-                one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path / "naive")
-            ]
-            most = max(most, sum(one.num_threads() for one in running))
-            if most > 80:
-                break
-            time.sleep(0.05)
-        assert most > 80, "the bomb doesn't go off"
+        (place / "solutions").mkdir()
+        (place / "solutions" / "secret.py").write_text("here")
+        code = f"""
+import os
+found = [os.path.join(top, name) for top, _, names in os.walk({str(place)!r}) for name in names]
+raise ValueError(f"{{os.path.isdir({str(place)!r})}} {{found}}")
+"""
+        shown = find_isolation([ROOT])
+        covered = find_isolation([ROOT, place])
+        for isolation, seen in ((shown, "secret.py"), (covered, "True []")):
+            results = judge(ROOT, CH03, code, 1, isolation, Limits(), 1)
+            assert seen in str(results[0]), results[0]
     finally:
-        for one in psutil.process_iter(["cwd"]):
-            if one.info["cwd"] == str(tmp_path / "naive"):
-                one.kill()
-        naive.wait()
-    expect_nothing(file)
+        shutil.rmtree(place)
 
 
-def test_memory_has_an_end(tmp_path: Path) -> None:
-    """6 GiB that are never touched: address space, no memory."""
-    code = "import mmap\ntaken = mmap.mmap(-1, 6 << 30)\nprint('taken')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"taken\n"
-    assert "Cannot allocate memory" in str(expect_nothing(Attack(code).write(tmp_path))[0])
+def test_a_course_that_holds_the_python_that_runs_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="can't be hidden from a submission"):
+        find_isolation([Path(sys.prefix)], levels=["namespaces"])
 
 
-def test_output_has_an_end(tmp_path: Path) -> None:
-    code = "import os\nfor _ in range(<times>):\n    os.write(1, b'x' * (1 << 20))"
-    naive = subprocess.run([sys.executable, "-c", code.replace("<times>", "40")], capture_output=True)
-    assert len(naive.stdout) == 40 << 20
-    result = expect_nothing(Attack(code).write(tmp_path, times=1024))[0]
-    assert "printed more than 16 MiB" in str(result) and len(str(result)) < 10_000
+@pytest.mark.skipif(os.geteuid() != 0, reason="older systems let only root forbid it")
+def test_there_is_no_shared_memory_that_is_nobody_s(own_isolation: Isolation) -> None:
+    """It is counted for no process, so 28 segments of 256 MiB went beyond all limits."""
+    code = "import ctypes\nraise ValueError(f'{ctypes.CDLL(None).shmget(0, 4096, 0o1666)}')"
+    assert judge(ROOT, CH03, code, 1, own_isolation, Limits(), 1)[0].mismatch["got"] == "ValueError: -1"
 
 
-@needs_namespaces
-def test_the_parent_lives(tmp_path: Path) -> None:
-    code = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
-    wrapped = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
-    assert subprocess.run([sys.executable, "-c", wrapped]).returncode == -signal.SIGKILL
-    expect_nothing(Attack(code).write(tmp_path))
+# -- weak isolation ----------------------------------------------------------------------------------------
 
 
-@needs_namespaces
-def test_nothing_is_written_outside(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir(mode=0o777)
-    outside.chmod(0o777)
-    code = "open('<outside>/mark', 'w').write('I was here')"
-    subprocess.run([sys.executable, "-c", code.replace("<outside>", str(outside))])
-    assert (outside / "mark").exists()
-    (outside / "mark").unlink()
-    expect_nothing(Attack(code).write(tmp_path, outside=outside))
-    assert list(outside.iterdir()) == []
-    everywhere = """
-        import os, sys
-        for top, folders, files in os.walk("/"):
-            if top.count("/") > 3 or top.startswith(("/proc", "/tmp", "/dev")):
-                folders.clear()
-                continue
-            for path in [os.path.join(top, "mark"), *(os.path.join(top, file) for file in files[:1])]:
-                try:
-                    open(path, "a").write("#")
-                    os._exit(0)
-                except OSError:
-                    pass
-        """
-    results = expect_nothing(Attack(everywhere).write(tmp_path))
-    assert {result.outcome for result in results} == {"missing"}, "it could write somewhere, or was stopped"
+def test_less_than_namespaces_gives_no_grade_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minipaged.course.grading import sandbox
+
+    monkeypatch.setattr(sandbox, "_why_not", lambda one: "no tools" if one.level == "namespaces" else "")
+    with pytest.raises(ValueError, match=r"(?s)no grade: .*namespaces: no tools.*--allow-weak-isolation"):
+        find_isolation()
+    assert find_isolation(allow_weak=True).level == "user"
 
 
-@needs_namespaces
-def test_the_network_is_not_there(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
-        code = f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 2)"
-        subprocess.run([sys.executable, "-c", code])
-        listener.accept()[0].close()
-        expect_nothing(Attack(code).write(tmp_path))
-        listener.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            listener.accept()
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run students' code as root")
+def test_students_code_never_runs_as_root() -> None:
+    with pytest.raises(ValueError, match="students' code would run as root"):
+        find_isolation(allow_weak=True, levels=["limits"])
 
 
-def test_answers_to_the_public_examples_are_worth_nothing(tmp_path: Path) -> None:
+def test_a_probe_that_gets_no_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for "this does not work here", and the submission ran with less."""
+    from minipaged.course.grading import sandbox
+
+    monkeypatch.setattr(sandbox, "PROBE_S", 0.0)
+    with pytest.raises(RuntimeError, match="did not start within 0 s"):
+        find_isolation(allow_weak=True, levels=["namespaces"])
+
+
+def test_no_process_of_a_grade_has_a_path_of_the_submission_among_its_arguments(
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minipaged.course.grading import sandbox
+
+    started, popen = [], subprocess.Popen
+
+    def note(command, *args, **kwargs):
+        started.append(command)
+        return popen(command, *args, **kwargs)
+
+    monkeypatch.setattr(sandbox.subprocess, "Popen", note)
+    judge(ROOT, CH03, solution(CH03), 1, isolation, Limits(), 1)
+    assert len(started) == 2
+    assert not any(word in str(started) for word in (CH03.file_stem, "box-", "minipaged-"))
+
+
+def test_the_examiner_runs_as_nobody_and_an_examiner_that_ends_has_said_nothing(
+    isolation: Isolation, tmp_path: Path
+) -> None:
+    """A course whose test ends the process after others have passed, and says who it is."""
+    course = tmp_path / "course"
+    (course / "tests").mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / name, course / name)
+    text = (ROOT / "tests" / f"test_{CH03.file_stem}.py").read_text(encoding="utf-8")
+    end = """
+
+@pytest.mark.task(7)
+def test_the_end():
+    import os
+    print("user", os.geteuid(), flush=True)
+    os._exit(0)
+"""
+    (course / "tests" / f"test_{CH03.file_stem}.py").write_text(text + end, encoding="utf-8")
+    originals = course / "exercises" / ".originals"
+    originals.mkdir(parents=True)
+    shutil.copy(ROOT / "exercises" / ".originals" / f"{CH03.file_stem}.py", originals)
+    with pytest.raises(RuntimeError, match=r"the grader itself broke off while test_the_end ran"):
+        judge(course, CH03, solution(CH03), 1, isolation, Limits())
+    ask = text + end.replace("os._exit(0)", "raise ValueError(f'user {os.geteuid()}')")
+    (course / "tests" / f"test_{CH03.file_stem}.py").write_text(ask, encoding="utf-8")
+    *_, last = judge(course, CH03, solution(CH03), 1, isolation, Limits(), 7)
+    assert last.message.startswith("ValueError: user ") and (
+        os.geteuid() != 0 or "user 0" not in last.message
+    )
+
+
+# -- answers that are known already ------------------------------------------------------------------------
+
+
+def test_answers_to_the_public_examples_are_worth_nothing(tmp_path: Path, isolation: Isolation) -> None:
     """A table of all that the self-check asks passes it, for it asks the same every time. A grade doesn't."""
-    solution = (ROOT / "solutions" / f"{CH06.file_stem}.py").read_text(encoding="utf-8")
     file, table = tmp_path / f"{CH06.file_stem}.py", tmp_path / "table.jsonl"
     record = f"""
 _right = blocks_saved
@@ -445,54 +229,141 @@ def blocks_saved(*args):
             lines = [json.loads(line) for line in sink.getvalue().splitlines()]
         return {line["outcome"] for line in lines if "running" not in line}
 
-    file.write_text(solution + record, encoding="utf-8")
+    file.write_text(solution(CH06) + record, encoding="utf-8")
     assert self_check() == {"passed"}
     known = {tuple(args): value for args, value in map(json.loads, table.read_text().splitlines())}
     stub = (ROOT / "exercises" / ".originals" / file.name).read_text(encoding="utf-8")
     file.write_text(f"{stub}\n\nblocks_saved = lambda *args: {known}.get(args, 0)\n", encoding="utf-8")
     assert self_check() == {"passed"}
-    grade = grade_submission(ROOT, tmp_path, [CH06], seed=20261130)
+    grade = grade_submission(ROOT, tmp_path, [CH06], 20261130, isolation)
     assert grade["score"] == 0 and "blocks_saved(" in grade["tests"][2]["output"]
 
 
-NO_ANSWERS = (
-    b"not json",
-    b"[]",
-    b"[[],[],{}]",
-    b'[[],[],{"tuple":["value"]}]',
-    b'[[],[],{"tuple":["value",{"shared":7}]}]',
-    b'[[[5,"list",[],null]],[],null]',
-    b'[[[-5,"set",[],null]],[],null]',
-    b'[[[-5,"dict",[[{"shared":-5},1]],null]],[],null]',
-    b'[[[-5,"tensor",["float32",[-1],""],["float32",[-1],[1]]]],[],null]',
-    b'[[[-5,"tensor",["float32",[4],""],["float32",[99999999999],[1]]]],[],null]',
-    b'[[],[],{"tuple":["value",{"named":[["__class__"],[1]]}]}]',
-    b'[[],[],{"tuple":["value",{"dtype":"load"}]}]',
-    b"[" * 30_000,
-)
+# -- hidden checks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("message", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
-def test_a_message_that_makes_no_sense_is_the_last_one(message: bytes, tmp_path: Path) -> None:
-    (tmp_path / "message").write_bytes(message + b"\n")
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    talker = subprocess.Popen(
-        ["sh", "-c", "cat message; exec sleep 60"], cwd=tmp_path, start_new_session=True, **pipes
-    )
-    with pytest.raises(SubmissionGone, match="its answer made no sense"):
-        Connection(talker, Limits()).ask("settle")
-    assert talker.returncode is not None
-
-
-@pytest.mark.parametrize("message", [NO_ANSWERS[0], b'[[],[],{"tuple":["value",true]}]'])
-def test_a_message_that_is_made_up_gives_nothing(message: bytes, tmp_path: Path) -> None:
-    """The submission finds the pipe, and writes an answer of its own into it."""
-    code = f"""
+LEAKS = {
+    "the value": "return f'{args} SECRET'",
+    "a number that the distance to the right one is shown of": "return 0.5",
+    "what it prints": "print(args, 'SECRET'); return 0",
+    "an error's message": "raise ValueError(f'{args} SECRET')",
+    "an error's name": "raise type(f'SECRET{args}'.replace(' ', ''), (ValueError,), {})",
+    "a stub's message": "raise NotImplementedError(f'ch03_block_allocator, task {args[0]}: SECRET')",
+    "an answer that makes no sense": """
         import os
-        for fd in range(3, 30):
-            try:
-                os.write(fd, {message!r} + b"\\n")
-            except OSError:
-                pass
-        """
-    expect_nothing(Attack(code).write(tmp_path))
+        for fd in range(3, 9):
+            try: os.write(fd, b'["SECRET 7919"]\\n')
+            except OSError: pass""",
+    "the end of the process": "import os; print(args); os._exit(args[0] % 256)",
+    "the time that it takes": "import time; time.sleep(args[0] / 7919); return 0",
+    "a public check that comes later": "HEARD.append(args); return 0",
+}
+HIDDEN = """
+import psutil
+import pytest
+from minipaged.course import expect, expect_close
+
+@pytest.mark.task(1)
+def test_a_secret_number(layer):
+    expect("a number of mine", layer.ask(7919, 104729), 611953)
+
+@pytest.mark.task(1)
+def test_a_secret_distance(layer):
+    expect_close("a number of mine", layer.ask(7919, 104729), 611953.0, atol=1e-9)
+
+@pytest.mark.task(1)
+def test_plainly(layer):
+    assert layer.ask(7919, 104729) == 611953
+"""
+
+
+@pytest.fixture(scope="module")
+def course_with_a_hidden_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    course = tmp_path_factory.mktemp("course")
+    for name in ("pyproject.toml", "tests/conftest.py", f"tests/test_{CH03.file_stem}.py",
+                 f"exercises/.originals/{CH03.file_stem}.py"):
+        (course / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, course / name)
+    hidden = course / "tests" / "hidden" / f"test_{CH03.file_stem}.py"
+    hidden.parent.mkdir()
+    hidden.write_text(HIDDEN)
+    return course
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_hidden_check_tells_nothing(
+    name: str, isolation: Isolation, course_with_a_hidden_check: Path
+) -> None:
+    """Not what it expects, and not what it calls, by whatever a submission says."""
+    body = LEAKS[name].replace("\n        ", "\n    ")
+    code = f"""
+HEARD = []
+def ask(*args):
+    {body}
+
+class BlockAllocator:
+    def __init__(self, n): raise ValueError(f"{{HEARD}}")
+"""
+    results = judge(course_with_a_hidden_check, CH03, code, 1, isolation, Limits(), 1)
+    said = json.dumps([vars(result) for result in results])
+    hidden = {"test_a_secret_number", "test_a_secret_distance", "test_plainly"}
+    assert hidden <= {result.name for result in results}
+    assert not any(result.outcome == "passed" for result in results)
+    assert all(result.seconds == 0 for result in results if result.name in hidden)
+    assert not any(word in said for word in ("7919", "104729", "611953", "6119", "SECRET", "611952"))
+
+
+# -- a class -----------------------------------------------------------------------------------------------
+
+
+def test_links_in_a_class_lead_to_nobody_else_s_answer(tmp_path: Path) -> None:
+    from minipaged.course.grading.submission import find_students, read_files
+
+    school = tmp_path / "class"
+    for name in ("bob", "eve"):
+        (school / name).mkdir(parents=True)
+    (school / "bob" / f"{CH03.file_stem}.py").write_text("bob's")
+    (school / "eve" / f"{CH03.file_stem}.py").symlink_to("../bob/" + f"{CH03.file_stem}.py")
+    (school / "zed").symlink_to("bob")
+    (school / "flat_ch03_block_allocator.py").symlink_to("bob/" + f"{CH03.file_stem}.py")
+    (school / "kim").mkdir()
+    (school / "kim" / "exercises").symlink_to("../bob")
+    found = {who: read_files(files, [CH03]) for who, files in find_students(school, [CH03]).items()}
+    assert set(found) == {"bob", "eve", "zed", "flat", "kim"}
+    assert {who for who, one in found.items() if one.texts} == {"bob"}
+
+
+def test_the_name_of_a_file_can_stall_nobody(tmp_path: Path) -> None:
+    from minipaged.course.grading.submission import read_submission
+
+    for name in ("ch03" + "-1_" * 70 + ".px", "ch03_" * 40 + "x.py", "_" * 240 + ".py", "ch03" * 60 + ".py"):
+        (tmp_path / name).touch()
+    begin = time.process_time()
+    assert "is missing" in read_submission(tmp_path, [CH03]).problems["ch03"]
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_grader_that_is_told_to_end_leaves_nothing(number: int, tmp_path: Path) -> None:
+    submission, scratch = tmp_path / "ada", tmp_path / "scratch"
+    for folder in (submission, scratch):
+        folder.mkdir()
+    scratch.chmod(0o711)
+    tmp_path.chmod(0o711)
+    file = submission / f"{CH03.file_stem}.py"
+    file.write_text("import os, time\nos.environ['LEFT'] = 'x'\ntime.sleep(99)")
+    command = [sys.executable, "-m", "minipaged", "grade", str(submission), "--chapters", "ch03"]
+    child = subprocess.Popen([*command, "--allow-weak-isolation"], cwd=ROOT, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(scratch)})
+    for _ in range(600):
+        if list(scratch.glob("minipaged-*/box-*/view/submission")):
+            break
+        time.sleep(0.05)
+    time.sleep(0.5)
+    children = psutil.Process(child.pid).children(recursive=True)
+    assert len(children) >= 2
+    child.send_signal(number)
+    assert child.wait(timeout=30) != 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+    assert number == signal.SIGKILL or list(scratch.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[2]
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MAKEFILE = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "learn.mk"))
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FORMS = sorted(ROOT.glob(".github/ISSUE_TEMPLATE/*_*.yml"))
 

@@ -14,10 +14,32 @@ from pathlib import Path
 from minipaged.course.outline import Chapter
 from minipaged.course.tasks import exercise_file, graded_chapters, grader_file, hidden_file, original_file
 
-COURSE = ("LICENSE", "README.md", "pyproject.toml", "setup.py", "constraints.txt", "minipaged", "kernels")
-FOR_STUDENTS = ("Makefile", "docs", "notebooks")
+COURSE = ("LICENSE", "pyproject.toml", "setup.py", "constraints.txt", "minipaged", "kernels")
+FOR_STUDENTS = ("docs/glossary.md", "docs/install.md", "docs/results", "notebooks")
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "*.egg-info")
 
+README = """\
+# minipaged: the course, for students
+
+How LLM serving manages memory, learnt by building it: one notebook a chapter, and exercises whose layers
+run in a real engine.
+
+    make learn      # environment, model, and JupyterLab on the notebooks; begin with ch00_start
+    make ch03       # check your answers to chapter 3: points for each task, and what is wrong
+
+`docs/install.md` helps on a machine without make, without a GPU, or behind a slow network. With the
+environment active (`source .venv/bin/activate`), `minipaged hint ch03` gives hints, and `minipaged --help`
+lists the rest.
+
+You write in the files of `exercises/`: every function there has its specification in its docstring, and
+numbered steps. Hand in the files that you are asked for, such as `exercises/ch03_block_allocator.py`, and
+change nothing else: only those are looked at. Your own check takes your word; a grade is made elsewhere, with
+other numbers. Where a notebook names `solutions/`, your teacher has them.
+
+| chapter | notebook | you hand in |
+|---|---|---|
+{chapters}
+"""
 SETUP = """\
 #!/usr/bin/env bash
 # Gradescope runs this once, when it builds the container.
@@ -30,11 +52,10 @@ python3 -m venv /autograder/venv
 """
 RUN = """\
 #!/usr/bin/env bash
-# Gradescope runs this for every submission, as root: so the submission gets a user of its own, who can't read
-# the tests.
-chmod -R go= /autograder/source
-cd /autograder/source/course
-/autograder/venv/bin/minipaged grade /autograder/submission --chapters {chapters} \\
+# Gradescope runs this for every submission, as root, in a container of its own, and without namespaces. So
+# the submission gets a user of its own, who can't read the course.
+chmod -R go= /autograder/source /autograder/submission
+/autograder/venv/bin/minipaged grade /autograder/submission --chapters {chapters} --allow-weak-isolation \\
     --json /autograder/results/results.json
 """
 
@@ -44,12 +65,18 @@ def make_handout(root: Path, out: Path) -> str:
     exercises fresh."""
     chapters = graded_chapters(root)
     _copy(root, out, (*COURSE, *FOR_STUDENTS), chapters)
+    shutil.copyfile(root / "learn.mk", out / "Makefile")
+    rows = [
+        f"| {chapter.title} | `notebooks/{chapter.file_stem}.ipynb` | `exercises/{chapter.file_stem}.py` |"
+        for chapter in chapters
+    ]
+    (out / "README.md").write_text(README.format(chapters="\n".join(rows)), encoding="utf-8")
     return f"{out}: {len(chapters)} chapters to write, no solutions, no hidden checks"
 
 
 def make_gradescope(root: Path, out: Path, chapters: list[Chapter]) -> str:
     """Write what Gradescope wants in a zip file: setup.sh, run_autograder, the course, and hidden checks."""
-    _copy(root, out / "course", COURSE, graded_chapters(root))
+    _copy(root, out / "course", (*COURSE, "README.md"), graded_chapters(root))
     for chapter in chapters:
         if hidden_file(root, chapter).is_file():
             _copy_file(root, out / "course", hidden_file(root, chapter))

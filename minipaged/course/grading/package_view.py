@@ -2,18 +2,19 @@
 
 `from minipaged import BlockAllocator` would be the whole answer to chapter 3. So the sandbox gets a copy of
 the package in which those functions are what they are in a fresh exercise: they raise NotImplementedError.
-The exercises themselves say which: every function that has a task in it. Files that hold the same answers in
-another form are not there at all: the kernels' PyTorch twins, numba's loops, and the kernels themselves for
-all chapters but theirs. Students can still read the package's source at home. Copying from it does not
-cheat the grader: talk with them.
+The exercises themselves say which: every function that has a task in it. Of the rest there is what a layer
+builds on: the engine, without numba's loops, which are the same answers in another form; for chapters 11 and
+12 the kernels, without their PyTorch twins; and what the tests call on this side. Students can still read the
+package's source at home. Copying from it does not cheat the grader: talk with them.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 from functools import cache
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import minipaged
@@ -26,6 +27,19 @@ PACKAGE = Path(str(minipaged.__file__)).parent
 BY_TASK = ("ch06",)
 KERNELS = "kernels/paged"  # where the kernels are in the package
 OTHER_ANSWERS = ("backends/numba_loops.py", f"{KERNELS}/torch_twins.py")
+# What is there besides the engine's own modules.
+FOLDERS = ("backends/", "loading/", "kernels/")
+FILES = (
+    *(f"course/{name}.py" for name in ("__init__", "expectation", "layer", "outline", "seed", "tasks")),
+    *(f"course/{name}.py" for name in ("kernel_run", "grading/__init__", "grading/limits")),
+    *(f"course/grading/{name}.py" for name in ("subject", "wire")),
+    *(
+        f"course/chapters/{name}.py"
+        for name in ("__init__", "ch08_scheduler/__init__", "ch10_engine/__init__")
+    ),
+    *(f"course/chapters/{name}.py" for name in ("ch08_scheduler/dry_engine", "ch10_engine/toy_model")),
+    *(f"simulation/{name}.py" for name in ("__init__", "preemption_costs", "simulator", "traces")),
+)
 _STUB = re.compile(r"task (\d+): ")
 
 Functions = dict[str, str]  # "BlockAllocator.free": what its stub says
@@ -65,12 +79,23 @@ def copy_package(target: Path, chapter: Chapter, hidden: Functions) -> None:
     names = "|".join(re.escape(name.split(".")[-1]) for name in hidden)
     may_define = re.compile(rf"\bdef ({names})\b")
     for name, file in package_files().items():
-        if name in OTHER_ANSWERS or (name.startswith(KERNELS) and not is_kernels):
+        is_engine = "/" not in name or name.startswith(FOLDERS)
+        if name in OTHER_ANSWERS or not (is_engine or name in FILES):
+            continue
+        if name.startswith(KERNELS) and not is_kernels:
             continue
         copy = target / "minipaged" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         text = file.read_text(encoding="utf-8")
-        copy.write_text(_without(text, hidden) if may_define.search(text) else text, encoding="utf-8")
+        if may_define.search(text):
+            copy.write_text(_without(text, hidden), encoding="utf-8")
+            continue
+        for whole in (file, Path(cache_from_source(str(file)))):  # what Python has compiled, too
+            if whole.is_file():
+                place = copy.parent / whole.relative_to(file.parent)
+                place.parent.mkdir(exist_ok=True)
+                shutil.copy2(whole, place)
+                place.chmod(0o644)
 
 
 def _without(text: str, hidden: Functions) -> str:

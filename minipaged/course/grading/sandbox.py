@@ -1,13 +1,13 @@
-"""What the operating system keeps a submission from.
+"""What the operating system keeps a program from: students' code, and the tests that judge it.
 
-On Linux with namespaces (as root, or where ordinary users may make them) the submission gets a system of its
-own: a root folder that holds Python, the package and its one file, all read-only, and an empty /tmp; its own
-process numbers, so that it sees no other process and takes all of its own with it when it ends; no network,
-not even loopback; a user without rights. Elsewhere only the limits of setrlimit hold, and `isolation()` says
-so. The tools are those of util-linux: unshare, mount, chroot, setpriv.
+On Linux with namespaces (as root, or where ordinary users may make them) a program gets a system of its own:
+a root folder that holds Python and one folder to read, all read-only, and an empty /tmp; its own process
+numbers, so that it sees no other process and takes all of its own with it when it ends; no network, not even
+loopback; a user without rights. The course, and what is graded, are covered wherever they lie. The tools are
+those of util-linux: unshare, mount, chroot, setpriv. Elsewhere less holds, `Isolation` says what, and there
+is a grade only for who asks for it. docs/instructors.md says why it is not bubblewrap or another program.
 
-There is no filter of system calls, and no limit that several processes share (cgroups). A container or a
-virtual machine around the grader adds those.
+There is no filter of system calls. A container or a virtual machine around the grader adds one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
 
 import psutil
 
-MAX_PROCESSES = 64  # threads count, too
-FIRST_UID = 2_000_000  # far above any real user's; each grader has its own
+PROBE_S = 300.0  # for Python to start; a machine may be very busy, and no answer is no answer
+LAST_UID = 2**31  # users of sandboxes are the last 40 million before it, above all ranges in common use
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "LANG": "C.UTF-8",
@@ -36,196 +41,374 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
-SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu")
+SYSTEM = (
+    *("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/sys/devices/system/cpu"),
+    *(f"/usr{local}/{name}" for local in ("", "/local") for name in ("bin", "sbin", "lib", "lib64")),
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# $1 is an empty folder, $2 the number of paths to show in it, then come those paths, and then a command.
+SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+# $BOX is the program's folder, and $PATHS has lines of two words: "show" or "hide", and a path. No path is an
+# argument, since others can read those.
 _BUILD_ROOT = """
 set -e
-root=$1; shift; count=$1; shift
+root=$BOX/root
 mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
-mkdir -p "$root/proc" "$root/tmp"
+mkdir -p "$root/proc" "$root/tmp" "$root/view"
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs "$root/tmp"
-while [ "$count" -gt 0 ]; do
-    path=$1; shift; count=$((count - 1))
+mount --bind "$BOX/view" "$root/view"
+mount -o remount,bind,ro,nosuid,nodev "$root/view"
+while read -r what path; do
+    if [ "$what" = hide ]; then mount -t tmpfs -o size=1m,mode=755 tmpfs "$root$path"; continue; fi
     if [ -L "$path" ]; then cp -P "$path" "$root$path"; continue; fi
     mkdir -p "$(dirname "$root$path")"
     if [ -d "$path" ]; then mkdir -p "$root$path"; else : > "$root$path"; fi
     mount --rbind "$path" "$root$path"
     case $path in /dev/*) ;; *) mount -o remount,bind,ro,nosuid,nodev "$root$path" ;; esac
-done
-[ ! -d "$root$HIDDEN" ] || mount -t tmpfs -o size=1m,mode=755 tmpfs "$root$HIDDEN"
+done <<END
+$PATHS
+END
+while read -r what path; do
+    if [ "$what" = hide ]; then mount -o remount,bind,ro "$root$path"; fi
+done <<END
+$PATHS
+END
 mount -o remount,bind,ro "$root"
+# No shared memory of the old kind, which is nobody's. Where that can't be, it ends with the namespace.
+for what in shmmni semmni msgmni; do (echo 0 > /proc/sys/kernel/$what) 2> /dev/null || true; done
+unset BOX PATHS
 exec chroot "$root" "$@"
+"""
+_BOOT = """
+import sys
+sys.path[0] = sys.argv[1]
+__import__(sys.argv[2], fromlist=["main"]).main()
+"""
+_PROBE = """
+def main():
+    import json, numpy, os, sys
+    seen = []
+    for path in json.loads(sys.stdin.readline())["hidden"]:
+        try:
+            seen += [os.path.join(path, name) for name in os.listdir(path)]
+        except OSError:
+            pass
+    print(json.dumps([sys.base_prefix, os.geteuid(), seen]))
 """
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a submission may use. Seconds for which the grader waits: for one answer, and for all answers of a
-    task; cpu_s: CPU seconds of a process. Then MiB: address space of a process, a file, all that is printed.
-    """
-
-    answer_s: float = 10.0
-    task_s: float = 60.0
-    cpu_s: int = 120
-    memory_mib: int = 4096
-    file_mib: int = 16
-    printed_mib: int = 16
-
-
-@dataclass(frozen=True)
 class Isolation:
-    """What holds on this machine. level: "namespaces", "user" (a user of its own) or "limits" alone."""
+    """What holds on this machine. level: "namespaces", "user" (a user of its own) or "limits" alone. hidden:
+    folders that a program must not see, where files are hidden at all."""
 
     level: str
     holds: tuple[str, ...]
     lacks: tuple[str, ...]
+    hidden: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        missing = f"; not here: {', '.join(self.lacks)}" if self.lacks else ""
-        return f"{self.level}: {', '.join(self.holds)}{missing}"
+        return f"{self.level}: {', '.join(self.holds)}; not here: {', '.join(self.lacks)}"
 
 
-_ALWAYS = ("a process of its own", "limits of time, output, CPU, files")
-_LEVELS = (
-    Isolation(
-        "namespaces",
-        (*_ALWAYS, "memory and processes", "files", "other processes", "network"),
-        ("a filter of system calls", "one limit for the memory of all its processes"),
+_ALWAYS = ("a process of its own", "limits of time, output, memory, processes, files")
+_LEVELS = {
+    "namespaces": (
+        (*_ALWAYS, "files hidden", "other processes hidden", "no network"),
+        ("a filter of system calls",),
     ),
-    Isolation(
-        "user",
-        (*_ALWAYS, "memory and processes", "others' files, for writing", "other processes"),
-        ("files hidden from it", "network", "a filter of system calls"),
+    "user": (
+        (*_ALWAYS, "a user of its own", "nothing left of it"),
+        ("files hidden", "other processes hidden", "no network", "a filter of system calls"),
     ),
-    Isolation(
-        "limits",
-        (*_ALWAYS, "memory and processes (Linux)"),
-        ("files", "other processes", "network", "a filter of system calls"),
-    ),
-)
+    "limits": (_ALWAYS, ("files, processes or network kept from it", "a filter of system calls")),
+}
 
 
-@cache
-def isolation() -> Isolation:
-    """The most that works here, found out by trying."""
+def find_isolation(
+    hidden: Iterable[Path] = (), allow_weak: bool = False, levels: Iterable[str] = tuple(_LEVELS)
+) -> Isolation:
+    """The most that works here, found out by trying, once: what begins with it goes on with it.
+
+    hidden: folders that must not be seen. allow_weak: take less than namespaces. levels: those to try.
+
+    Raises ValueError where a grade could be bought: below namespaces unless allowed, and always where
+    students' code would run as root; RuntimeError if there was no answer in time.
+    """
     if sys.platform == "win32":
         raise ValueError("grading needs Linux or macOS (on Windows: WSL); `minipaged check` works everywhere")
-    return next(level for level in _LEVELS if level.level == "limits" or _works(level.level))
+    folders = tuple(dict.fromkeys(path.resolve() for path in hidden))
+    reasons, found = [], None
+    for level in levels:
+        one = Isolation(level, *_LEVELS[level], folders)
+        reason = _why_not(one)
+        if not reason:
+            found = one
+            break
+        reasons.append(f"{level}: {reason}")
+    tried = "".join(f"\n  {reason}" for reason in reasons)
+    if found is None:
+        raise ValueError(f"no grade: there is no way here to run students' code safely.{tried}")
+    if found.level != "namespaces" and not allow_weak:
+        raise ValueError(
+            f"no grade: a submission can't be kept from files and processes here.{tried}\n"
+            "docs/instructors.md says what to do; --allow-weak-isolation grades with what there is:\n"
+            f"  {found}"
+        )
+    return found
 
 
-def _works(level: str) -> bool:
-    """Whether this very interpreter starts at a level, with its packages."""
-    try:
-        with TemporaryDirectory() as folder:
-            probe = [sys.executable, "-I", "-c", "import json, numpy, sys; print(sys.base_prefix)"]
-            command = _wrap(level, probe, [], Path(folder))
-            done = subprocess.run(command, capture_output=True, timeout=30, env=_environment(), text=True)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and done.stdout == f"{sys.base_prefix}\n"
+def _why_not(isolation: Isolation) -> str:
+    """Why this very interpreter doesn't start at a level, with its packages; empty if it does."""
+    if isolation.level == "limits":
+        return "students' code would run as root" if os.geteuid() == 0 else ""
+    if isolation.level == "user" and os.geteuid() != 0:
+        return "only root can give a submission a user of its own"
+    with tempfile.TemporaryDirectory(prefix="minipaged-") as folder:
+        os.chmod(folder, 0o711)
+        box = Sandbox(isolation, Path(folder))
+        (box.view / "probe.py").write_text(_PROBE)
+        try:
+            process = box.start("probe", {"hidden": [str(path) for path in isolation.hidden]})
+            out, err = process.communicate(timeout=PROBE_S)
+        except OSError as error:
+            return str(error)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{isolation.level}: Python did not start within {PROBE_S:g} s") from None
+        finally:
+            box.stop()
+    if process.returncode != 0:
+        return (err.decode(errors="replace").strip().splitlines() or ["it ended at once"])[-1]
+    prefix, uid, seen = json.loads(out)
+    others = [path for path in seen if not any(Path(shown).is_relative_to(path) for shown in _python())]
+    if others and isolation.level == "namespaces":
+        return f"{others[0]} can't be hidden"
+    return "" if prefix == sys.base_prefix and uid == box.inner_uid else f"it ran {prefix} as user {uid}"
 
 
-def start(view: Path, file: Path, scratch: Path, limits: Limits) -> subprocess.Popen[bytes]:
-    """Start a submission's file: requests on stdin, answers on stdout, what it prints on stderr.
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox has used: seconds of processors, bytes of memory at the moment; and whether its time now
+    counts by the clock. It does if nothing in it wants to run, and if it has made processes, since those can
+    end without anybody's knowing what they had used."""
 
-    view: the folder with its copy of the package. scratch: a folder, in which it runs at the lower levels.
+    cpu_s: float
+    memory: int
+    by_clock: bool
+
+
+class Sandbox:
+    """A folder, a user and a process for one program.
+
+    >>> box = Sandbox(isolation, scratch)
+    >>> (box.view / "hello.py").write_text("def main(): print('hello')")
+    >>> box.start("hello", {}).stdout.readline()
+    >>> box.stop()
     """
-    level = isolation().level
-    root = scratch / "root"
-    root.mkdir()
-    script = view / "minipaged" / "course" / "grading" / "subject.py"
-    command = [sys.executable, "-I", str(script), str(view), str(file), json.dumps(_rlimits(level, limits))]
-    is_private = level == "namespaces"
-    work = scratch / "work"
-    work.mkdir()
-    for folder in (view.parent, scratch, work):
-        folder.chmod(0o755 if folder != work else 0o777)
-    return subprocess.Popen(
-        _wrap(level, command, [str(view), str(file)], root),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        cwd="/" if is_private else work,
-        env=_environment(),
-    )
 
+    def __init__(self, isolation: Isolation, scratch: Path) -> None:
+        self.isolation = isolation
+        self.uid = _fresh_uid() if os.geteuid() == 0 else os.geteuid()
+        # In a namespace of an ordinary user's, that user is called root, and has root's rights to nothing.
+        self.inner_uid = 0 if isolation.level == "namespaces" and os.geteuid() != 0 else self.uid
+        self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=scratch))
+        self.view, work = self.folder / "view", self.folder / "work"
+        for folder in (self.view, work, self.folder / "root"):
+            folder.mkdir(mode=0o755)
+        if os.geteuid() == 0:
+            os.chown(self.folder, self.uid, self.uid)
+            os.chown(work, self.uid, self.uid)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._cpu_s = 0.0
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a submission with all that it has started, and close its pipes."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-    while isolation().level != "namespaces" and _kill_orphans():
-        pass
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
+    def start(
+        self, module: str, order: dict[str, Any], pass_fds: Sequence[int] = (), log: Any = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Run `main` of a module in `view`. Its first line on stdin is `order`, as JSON.
+
+        log: where stdout and stderr go, if not to pipes.
+        """
+        is_private = self.isolation.level == "namespaces"
+        command = [sys.executable, "-s", "-c", _BOOT, "/view" if is_private else "../view", module]
+        paths = {"BOX": str(self.folder), "PATHS": _paths(self.isolation.hidden)} if is_private else {}
+        with _starting:
+            self.process = subprocess.Popen(
+                [*self._prefix(), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=pass_fds,
+                cwd="/" if is_private else self.folder / "work",
+                env=ENVIRONMENT | paths,
+            )
+            _started.add(self.process.pid)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, and whoever reads from it will see
+            os.write(self.process.stdin.fileno(), json.dumps(order).encode() + b"\n")
+        return self.process
+
+    def look(self) -> Usage:
+        """What it uses."""
+        cpu_s, memory, statuses = 0.0, 0, set[str]()
+        processes = self._processes()
+        for process in processes:
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                cpu_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+                memory += process.memory_info().rss
+                statuses.add(process.status())
+        self._cpu_s = max(self._cpu_s, cpu_s)
+        busy = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_WAKING}
+        has_children = len(processes) > (2 if self.isolation.level == "namespaces" else 1)  # unshare is one
+        return Usage(self._cpu_s, memory, has_children or not statuses & busy)
+
+    def stop(self) -> None:
+        """End the program with all that it has started, close its pipes, and remove what it has left."""
+        process, self.process = self.process, None
+        if process is not None:
+            running = self._processes(process)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.wait()
+            _wait_for_the_end(running)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+            if self.isolation.level == "user":
+                self._remove_all_of_its_user()
+            elif self.isolation.level == "limits":
+                _kill_orphans()
+            _started.discard(process.pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _prefix(self) -> list[str]:
+        """The start of the command line, which gives a program less than this process has."""
+        level, is_root = self.isolation.level, os.geteuid() == 0
+        if level == "limits":
+            return []
+        drop = ["setpriv", "--pdeathsig=KILL", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+        drop += [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if is_root else []
+        if level == "user":
+            return drop
+        # --pdeathsig and --kill-child: it also ends if this process is killed without a chance to end it.
+        unshare = [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--ipc",
+            "--uts",
+            "--fork",
+            "--kill-child",
+        ]
+        unshare += [] if is_root else ["--user", "--map-root-user"]
+        return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", *drop]
+
+    def _processes(self, process: subprocess.Popen[bytes] | None = None) -> list[psutil.Process]:
+        process = process or self.process
+        if process is None:
+            return []
+        with suppress(psutil.Error):
+            own = psutil.Process(process.pid)
+            found = {own, *own.children(recursive=True)}
+            if self.isolation.level == "user":
+                found |= set(_processes_of(self.uid))
+            return list(found)
+        return []
+
+    def _remove_all_of_its_user(self) -> None:
+        while processes := _processes_of(self.uid):
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.kill()
+            _wait_for_the_end(processes)
+        folders = [folder for folder in SHARED_FOLDERS if os.path.isdir(folder)]
+        subprocess.run(["find", *folders, "-xdev", "-uid", str(self.uid), "-delete"], capture_output=True)
+        for name, option in (("shm", "-m"), ("sem", "-s"), ("msg", "-q")):
             with suppress(OSError):
-                pipe.close()
+                head, *rows = Path("/proc/sysvipc", name).read_text().splitlines()
+                for row in rows:
+                    entry = dict(zip(head.split(), row.split(), strict=True))
+                    if int(entry["uid"]) == self.uid:
+                        subprocess.run(["ipcrm", option, row.split()[1]], capture_output=True)
+
+
+# Where a submission has no user of its own, processes whose parent has ended become this one's children
+# (Linux), so that those are found that left their group. Children that were started here are known.
+_starting, _started = Lock(), set[int]()
 
 
 def adopt_orphans() -> None:
-    """Where there are no namespaces: processes whose parent has ended become this one's children (Linux), so
-    that `stop` finds those that left their group."""
-    if sys.platform == "linux" and isolation().level != "namespaces":
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def _kill_orphans() -> bool:
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(children, timeout=5)
-    return bool(children)
-
-
-def _wrap(level: str, command: list[str], shown: list[str], root: Path) -> list[str]:
-    """The command line that runs `command` at a level. shown: paths to be seen, beside the system's."""
-    if level == "limits":
-        return command
-    is_root = os.geteuid() == 0
-    drop = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
-    if is_root:
-        uid = str(FIRST_UID + os.getpid())
-        drop += [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    if level == "user":
-        return [*drop, *command] if is_root else ["false"]
-    unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
-    unshare += [] if is_root else ["--user", "--map-root-user"]
-    paths = [*SYSTEM, *_interpreter(), *DEVICES, *shown]
-    paths = [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
-    return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", str(root), str(len(paths)), *paths, *drop, *command]
-
-
-def _interpreter() -> list[str]:
-    """The folders that Python and its packages lie in, if not below /usr."""
-    prefixes = [sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)]
-    return [path for path in prefixes if not path.startswith("/usr/") and path not in ("/", "/usr")]
-
-
-def _environment() -> dict[str, str]:
-    from minipaged.course.grading.package_view import PACKAGE
-
-    return ENVIRONMENT | {"HIDDEN": str(PACKAGE)}
-
-
-def _rlimits(level: str, limits: Limits) -> dict[str, int]:
-    """The limits by their names for setrlimit. Processes are counted per user, so where it has none of its
-    own, those that the user runs already come on top."""
-    running = 0
-    if not (os.geteuid() == 0 and level != "limits"):
-        for process in psutil.process_iter():
+def _kill_orphans() -> None:
+    while True:
+        with _starting:
+            children = [child for child in psutil.Process().children() if child.pid not in _started]
+        if not children:
+            return
+        for child in children:
             with suppress(psutil.Error):
-                running += process.num_threads() if process.uids().real == os.getuid() else 0
-    return {
-        "RLIMIT_CPU": limits.cpu_s,
-        "RLIMIT_AS": limits.memory_mib << 20,
-        "RLIMIT_FSIZE": limits.file_mib << 20,
-        "RLIMIT_NPROC": running + MAX_PROCESSES,
-        "RLIMIT_NOFILE": 256,
-        "RLIMIT_CORE": 0,
-    }
+                child.kill()
+        psutil.wait_procs(children, timeout=1)
+
+
+def _wait_for_the_end(processes: list[psutil.Process]) -> None:
+    """What was killed ends soon; that nobody has asked yet what became of it (a zombie) does not matter."""
+    end = time.monotonic() + 10
+    while any(map(_runs, processes)) and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _processes_of(uid: int) -> list[psutil.Process]:
+    alive = [one for one in psutil.process_iter(["uids", "status"]) if one.info["uids"]]
+    return [
+        one for one in alive if one.info["uids"].real == uid and one.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def _fresh_uid() -> int:
+    """A user that nobody is. In a container that has a part of all users, one of the last of that part."""
+    ends = [0]
+    with suppress(OSError):
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
+            first, _, count = map(int, line.split())
+            ends.append(first + count)
+    end = min(max(ends), LAST_UID)
+    return end - 3 - secrets.randbelow(40_000_000 if end == LAST_UID else 5_000)
+
+
+def _python() -> set[str]:
+    """The folders that Python and its packages lie in."""
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    return {path for prefix in prefixes for path in (prefix, os.path.realpath(prefix))}
+
+
+def _paths(hidden: Iterable[Path]) -> str:
+    """What to show and to hide, a line each, and outer folders first. ValueError if it can't be done."""
+    shown = {path for path in (*SYSTEM, *DEVICES, *_python()) if os.path.lexists(path)} - {"/", "/usr"}
+    covered = set()
+    for folder in hidden:
+        if str(folder) in shown or any(Path(path).is_relative_to(folder) for path in (*SYSTEM, *DEVICES)):
+            raise ValueError(f"{folder} can't be hidden from a submission: it holds the Python that runs it")
+        if any(folder.is_relative_to(path) for path in shown):
+            covered.add(str(folder))
+    lines = sorted([(path, "show") for path in shown] + [(path, "hide") for path in covered])
+    if any("\n" in path for path, _ in lines):
+        raise ValueError("Python, or what is hidden below it, lies in a folder with a line break in its name")
+    return "\n".join(f"{what} {path}" for path, what in lines)

@@ -6,6 +6,7 @@ is judged at the other end, and nothing here is worth stealing.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import os
@@ -18,23 +19,29 @@ from typing import Any
 MAX_MESSAGE = 2000  # characters of an exception's message
 
 
-def main(package_parent: str, file: str, limits: str) -> None:
-    """Limit this process, load the submission, and serve. Requests come in on stdin and answers go out on
-    stdout; what the submission prints goes to stderr, and there is nothing for it to read."""
-    _limit(json.loads(limits))
-    sys.path.insert(0, package_parent)
+def main() -> None:
+    """Limit this process, load the submission, and serve. Orders and requests come in on stdin and answers go
+    out on stdout; what the submission prints goes to stderr, and there is nothing for it to read."""
     sys.dont_write_bytecode = True
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    from minipaged.course.grading.wire import Wire
+    from minipaged.course.grading.limits import limit_this_process
+
+    order = json.loads(requests.readline())
+    limit_this_process(order["rlimits"])
+    for module in ("minipaged.course.layer", order["module"]):  # what is not the submission's, torch for one
+        with suppress(ImportError):  # triton is not everywhere; then the submission's import says so
+            importlib.import_module(module)
+    file = os.path.abspath(os.path.join(sys.path[0], order["file"]))
+    from minipaged.course.grading.wire import IN_REQUESTS, Wire
 
     class Subject(Wire):
         """This end of the wire: hands out handles of what the submission makes."""
 
         def __init__(self) -> None:
-            super().__init__(step=-1)
+            super().__init__(step=-1, takes=IN_REQUESTS)
             self.objects: dict[int, Any] = {}
             self.handles: dict[int, int] = {}
             self.last = 0
@@ -55,7 +62,7 @@ def main(package_parent: str, file: str, limits: str) -> None:
                 del self.handles[id(self.objects.pop(handle))]
 
     subject = Subject()
-    for line in requests:
+    for line in requests:  # what the tests ask
         request = dict(subject.unpack(line))
         subject.let_go(request["let_go"])
         try:
@@ -75,14 +82,11 @@ def _answer(request: dict[str, Any], file: str) -> tuple[str, Any]:
 
         value = (import_path(Path(file)), Given())
         fill_new_memory()
-    elif kind == "prepare":
-        importlib.import_module("minipaged.course.layer")
-        importlib.import_module(request["name"])
     elif kind == "get":
         of, name = request["of"], request["name"]
         value = getattr(of, name)
         if isinstance(value, MethodType) and type(value.__self__) is type(of) and value.__self__ is of:
-            return "method", (of, name)
+            return "method", None
     elif kind == "call":
         value = request["of"](*request["args"], **dict(request["kwargs"]))
     elif kind == "invoke":
@@ -95,26 +99,20 @@ def _describe(error: BaseException, file: str) -> dict[str, Any]:
     text = str(error)
     if isinstance(error, SyntaxError):
         text = f"{error.msg} in line {error.lineno}"
+    errors = importlib.import_module("minipaged.errors")
+
+    def is_known(kind: type) -> bool:
+        """Whether it is Python's or the package's: the submission may call one of its own ValueError."""
+        return kind in (getattr(builtins, kind.__name__, None), getattr(errors, kind.__name__, None))
+
     place, trace = "", error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
             place = f"{Path(file).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return {
-        "classes": [kind.__name__ for kind in type(error).__mro__],
+        "name": type(error).__name__,
+        "known": [kind.__name__ for kind in type(error).__mro__ if is_known(kind)],
         "message": text[:MAX_MESSAGE],
         "place": place,
     }
-
-
-def _limit(limits: dict[str, int]) -> None:
-    """Limit what this process may use, by the names of setrlimit, once and for all. A limit that the system
-    doesn't know is skipped."""
-    resource: Any = importlib.import_module("resource")
-    for name, value in limits.items():
-        with suppress(AttributeError, ValueError, OSError):
-            resource.setrlimit(getattr(resource, name), (value, value))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

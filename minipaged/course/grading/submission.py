@@ -3,12 +3,16 @@
 Other files, such as a conftest.py, a pytest.ini or a link to a file of the grader's, must not matter. So a
 chapter's file is read once, if it is an ordinary file of ordinary size, and only its text goes on. Whether it
 is Python is found out in the sandbox.
+
+Students and the platforms they hand in with change names and folders, and that costs nobody points: what is
+clearly meant is read, with a note. `find_students` knows the ways in which a class comes out of a platform.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +20,25 @@ from pathlib import Path
 from minipaged.course.outline import Chapter
 
 MAX_SOURCE = 1 << 20  # bytes
+MAX_DEPTH = 3  # of folders in a submission, such as nbgrader's STUDENT/ASSIGNMENT
+MAX_FILES = 10_000  # that are looked at in a submission, by name
+NOBODY = (".git", ".github", ".ipynb_checkpoints", ".venv", "__MACOSX")  # no student's folder
+# How the platforms name a file, without the student's own part: Canvas, Moodle, Blackboard.
+_PLATFORMS = (
+    re.compile(r"(?P<who>.+?)(_LATE)?_(?P<id>\d+)_\d+_"),
+    re.compile(r"(?P<who>.+?)_(?P<id>\d+)_assignsubmission_file_"),
+    re.compile(r"(?P<who>.+)(?P<id>)_attempt_[\d-]+_"),
+)
 
 
 @dataclass
 class Submission:
-    """texts, problems: by the chapter's key; each chapter that was asked for is in one of them. ignored: the
-    names of what else is there."""
+    """texts, problems: by the chapter's key; each chapter that was asked for is in one of them. renamed: a
+    note on a file that had another name. ignored: the names of what else is there."""
 
     texts: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
 
     @property
@@ -34,22 +48,120 @@ class Submission:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+Groups = list[list[Path]]  # files, those before others that are looked for first
+
+
 def read_submission(folder: Path, chapters: list[Chapter]) -> Submission:
-    """The files of these chapters, in the folder or in its exercises/."""
+    """The files of these chapters: in the folder, or else in its exercises/, or else in a folder below."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
-    inner = folder / "exercises"
-    if inner.is_dir() and not inner.is_symlink():
-        folder = inner
-    submission = Submission()
+    return read_files(_files_below(folder), chapters)
+
+
+def read_files(groups: Groups, chapters: list[Chapter]) -> Submission:
+    """The files of these chapters among all that a student handed in."""
+    submission, read = Submission(), set[Path]()
     for chapter in chapters:
         try:
-            submission.texts[chapter.key] = _read(folder / f"{chapter.file_stem}.py")
+            file, note = _find(groups, chapter)
+            read.add(file)
+            submission.texts[chapter.key] = _read(file)
         except (OSError, ValueError) as error:
             submission.problems[chapter.key] = str(error)
-    wanted = {f"{chapter.file_stem}.py" for chapter in chapters}
-    submission.ignored = sorted(set(os.listdir(folder)) - wanted)
+            continue
+        if note:
+            submission.renamed[chapter.key] = note
+    submission.ignored = [file.name for group in groups for file in group if file not in read]
     return submission
+
+
+def find_students(folder: Path, chapters: list[Chapter]) -> dict[str, Groups]:
+    """The students of a class and their files, by name: a folder for each, as Moodle, Gradescope, GitHub
+    Classroom and nbgrader (submitted/STUDENT/ASSIGNMENT) give them; or files that have the student in their
+    name, as Canvas, Blackboard and Moodle do. Raises ValueError if there is neither."""
+    students: dict[str, Groups] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name in NOBODY:
+            continue
+        if path.is_dir():  # a link may lead to a neighbour's, so nothing behind it is anybody's
+            files = [] if path.is_symlink() else _files_below(path)
+            students[path.name] = [*files, *students.get(path.name, [])]
+            continue
+        matches = (_match(path.name, chapter) for chapter in chapters)
+        if who := next((_student(match["before"]) for match in matches if match), ""):
+            (group, *_) = students.setdefault(who, [[]])
+            if "_attempt_" in path.name:  # Blackboard's, which sort by time: the last one counts
+                students[who].insert(0, [path])
+            else:
+                group.append(path)
+    if not students:
+        raise ValueError(
+            f"{folder} has no submissions: there must be a folder for each student, or files like "
+            f"ada_{chapters[0].file_stem}.py"
+        )
+    return students
+
+
+def files_of_nobody(folder: Path, chapters: list[Chapter]) -> list[str]:
+    """The names of files in a class's folder that are no student's: they have other names than expected."""
+    files = sorted(path.name for path in folder.iterdir() if not path.is_dir() and path.name not in NOBODY)
+    matches = {name: [_match(name, chapter) for chapter in chapters] for name in files}
+    return [name for name in files if not any(m and _student(m["before"]) for m in matches[name])]
+
+
+def _files_below(folder: Path) -> Groups:
+    """Its files: those in it, those in its exercises/, those in an exercises/ below, all others. No links to
+    folders are followed, and hidden folders are left out."""
+    groups: Groups = [[], [], [], []]
+    for top, folders, names in os.walk(folder):
+        place = Path(top).relative_to(folder)
+        depth = len(place.parts)
+        # A folder that has a file's name is no file, and the student is told.
+        paths = [Path(top) / name for name in sorted([*names, *(n for n in folders if n.endswith(".py"))])]
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < MAX_DEPTH)
+        rank = 0 if depth == 0 else 3 if place.name != "exercises" else min(depth, 2)
+        groups[rank] += paths
+        if sum(map(len, groups)) > MAX_FILES:
+            break
+    return groups
+
+
+def _find(groups: Groups, chapter: Chapter) -> tuple[Path, str]:
+    """The one file that is meant, and a note if it has another name; ValueError with the reason."""
+    name, similar = f"{chapter.file_stem}.py", list[str]()
+    for group in groups:
+        exact = [file for file in group if file.name == name]
+        near = [file for file in group if file.name != name and _match(file.name, chapter)]
+        chosen = exact or near
+        if len(chosen) > 1:
+            raise ValueError(f"{name}: which one is it? {_show(chosen)}")
+        if exact:
+            return exact[0], f"not looked at: {_show(near)}" if near else ""
+        if near:
+            return near[0], f"read from {_show(near)}"
+        similar += [ascii(file.name) for file in group if chapter.key in file.name.lower()]
+    raise ValueError(f"{name} is missing" + (f"; there is {', '.join(similar[:3])}" if similar else ""))
+
+
+def _show(files: list[Path]) -> str:
+    return ", ".join(ascii("/".join(file.parts[-2:]) if len(files) > 1 else file.name) for file in files[:3])
+
+
+def _match(name: str, chapter: Chapter) -> re.Match[str] | None:
+    """Whether a file's name is nearly that of a chapter's: "Ada_ch03_block_allocator (1).py", "ch3.py"."""
+    words = "[ _-]?".join(map(re.escape, chapter.stem.split("_")))
+    stem = rf"ch0?{chapter.number}([ _-]?{words})?"
+    again = r"[\W\d_]*(copy|final|new|v)?[\W\d_]*"  # "(1)", "-2", " - Copy"
+    found = re.fullmatch(rf"(?P<before>(.*[ _-])?){stem}{again}\.py(\.txt)?", name[:300], re.IGNORECASE)
+    return None if found is None or found["before"].startswith("test_") else found
+
+
+def _student(before: str) -> str:
+    """Whose file it is, from what stands before its own name."""
+    for platform in _PLATFORMS:
+        if found := platform.fullmatch(before):
+            return "_".join(part for part in (found["who"], found["id"]) if part)
+    return before.strip(" _-")
 
 
 def _read(file: Path) -> str:

@@ -15,12 +15,25 @@ from __future__ import annotations
 import base64
 import json
 import keyword
+import math
 import sys
 from collections import namedtuple
+from functools import lru_cache
 from typing import Any
 
-MAX_BYTES = 64 << 20  # of a message, or of a tensor in it
+# Right answers to all chapters need at most 0.12 MB, 2,013 values and 713 shared objects.
+MAX_BYTES = 4 << 20  # of a message, or of a tensor in it
+MAX_VALUES = 50_000  # in a message, or in a value that is made of shared ones
+MAX_KEYS = 2_000  # of a dictionary or a set: numbers can be chosen so that all their hashes are equal
+MAX_DEPTH = 50
+MAX_NAMES = 50  # of a named tuple; also characters of a name
 PLAIN = (type(None), bool, int, float, str)
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+# What may be in an answer, and what the tests may send besides: a method to call, an iterator of values.
+IN_ANSWERS = frozenset(
+    ("shared", "object", "tuple", "named", "set", "frozenset", "bytes", "slice", "range", "dtype")
+)
+IN_REQUESTS = IN_ANSWERS | {"method", "iterator"}
 
 
 class WireError(Exception):
@@ -30,11 +43,12 @@ class WireError(Exception):
 class Wire:
     """One end. The keys of one end count upwards (step 1), and those of the other downwards (step -1).
 
-    A subclass says what stands for an object that is not plain data.
+    A subclass says what stands for an object that is not plain data. takes: the tags that a message to this
+    end may have; one that takes answers alone also forgets nothing because the other end says so.
     """
 
-    def __init__(self, step: int) -> None:
-        self._step, self._last_key = step, 0
+    def __init__(self, step: int, takes: frozenset[str]) -> None:
+        self._step, self._last_key, self._takes = step, 0, takes
         self._shared: dict[int, Any] = {}  # lists, dictionaries and tensors that both ends have, by key
         self._keys: dict[int, int] = {}  # and their keys, by `id`
         self._known: dict[int, Any] = {}  # the content that the other end has
@@ -75,19 +89,27 @@ class Wire:
         self._stale = set(self._shared)
 
     def unpack(self, line: bytes) -> Any:
-        """The body of a message, after its changes were made here too. `WireError` if it makes no sense."""
+        """The body of a message, after its changes were made here too. `WireError` if it makes no sense, or
+        is larger than any answer has to be; then this end is of no more use."""
         try:
+            _check_size(line)
             changed, dropped, body = json.loads(line)
             for key, kind, _, layout in changed:
                 if key not in self._shared:
-                    if key * self._step >= 0:
-                        raise WireError(f"{key} is none of the other end's keys")
+                    if type(key) is not int or key * self._step >= 0 or len(self._shared) > MAX_VALUES:
+                        raise WireError(f"{key!r} is none of the other end's keys")
                     self._adopt(key, _empty(kind, layout))
             for key, kind, content, _ in changed:
                 self._fill(key, kind, content)
+            if dropped and self._takes == IN_ANSWERS:
+                raise WireError("only the tests say what is forgotten")
             for key in dropped:
                 self._forget(key)
-            return self.decode(body)
+            value = self.decode(body)
+            known: dict[int, tuple[int, int]] = {}
+            for whole in (value, *(self._shared.values() if changed else ())):
+                _measure(whole, known)
+            return value
         except WireError:
             raise
         except Exception as error:  # whatever can be wrong with a forged message
@@ -121,6 +143,8 @@ class Wire:
         if type(data) in PLAIN:
             return data
         ((tag, content),) = data.items()
+        if tag not in self._takes:
+            raise WireError(f"{tag!r} is no kind of value that may come here")
         if tag == "shared":
             return self._shared[content]
         if tag == "object":
@@ -128,8 +152,9 @@ class Wire:
         if tag == "tuple":
             return tuple(self.decode(item) for item in content)
         if tag == "named":
-            return _named(content[0], [self.decode(item) for item in content[1]])
+            return _named_tuple(tuple(content[0]))(*(self.decode(item) for item in content[1]))
         if tag in ("set", "frozenset"):
+            _check_keys(content)
             return {"set": set, "frozenset": frozenset}[tag](self.decode(item) for item in content)
         if tag == "method":
             return getattr(self.decode(content[0]), content[1])
@@ -137,11 +162,11 @@ class Wire:
             return iter([self.decode(item) for item in content])
         if tag == "bytes":
             return base64.b64decode(content, validate=True)
-        if tag in ("slice", "range"):
-            return {"slice": slice, "range": range}[tag](*content)
         if tag == "dtype":
             return _dtype(content)
-        raise WireError(f"an unknown kind of value: {tag!r}")
+        if not all(part is None or type(part) is int for part in content):
+            raise WireError(f"a {tag} of {content}")
+        return {"slice": slice, "range": range}[tag](*content)
 
     # -- lists, dictionaries and tensors that both ends have -----------------------------------------------
 
@@ -188,6 +213,7 @@ class Wire:
         if kind == "list":
             value[:] = [self.decode(item) for item in content]
         elif kind == "dict":
+            _check_keys(content)
             items = {self.decode(name): self.decode(item) for name, item in content}
             value.clear()
             value.update(items)
@@ -215,10 +241,9 @@ def _is_tensor(value: Any) -> bool:
 def _dtype(name: str) -> Any:
     import torch
 
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise WireError(f"{name!r} is no dtype")
-    return dtype
+    if name not in DTYPES:
+        raise WireError(f"{name!r} is no dtype that may come here")
+    return getattr(torch, name)
 
 
 def _tensor_data(x: Any) -> list[Any]:
@@ -241,10 +266,13 @@ def _empty(kind: str, layout: Any) -> Any:
     import torch
 
     name, shape, stride = layout
+    sizes = [*shape, *stride]
+    if not all(type(size) is int and size >= 0 for size in sizes) or len(sizes) > 2 * MAX_DEPTH:
+        raise WireError(f"a tensor of shape {shape} and strides {stride}")
     base = [min(size, 1) if step == 0 else size for size, step in zip(shape, stride, strict=True)]
     reach = 1 + sum((size - 1) * step for size, step in zip(base, stride, strict=True))
-    if min([*shape, *stride, 0]) < 0 or max(reach, 1) * 16 > MAX_BYTES:
-        raise WireError(f"a tensor of shape {shape} and strides {stride}")
+    if max(reach, math.prod(shape)) * _dtype(name).itemsize > MAX_BYTES:
+        raise WireError(f"a tensor of shape {shape} and strides {stride} has more than {MAX_BYTES:,} bytes")
     return torch.empty_strided(base, stride, dtype=_dtype(name)).expand(shape)
 
 
@@ -255,22 +283,57 @@ def _fill_tensor(x: Any, content: Any) -> None:
     if list(x.shape) != shape or str(x.dtype) != f"torch.{name}":
         raise WireError(f"a tensor of shape {list(x.shape)} became one of {shape}")
     data = base64.b64decode(text, validate=True)
+    if len(data) != x.numel() * x.itemsize:
+        raise WireError(f"a tensor of shape {shape} with {len(data)} bytes")
     if not data:
         return
-    new = torch.frombuffer(bytearray(data), dtype=x.dtype).reshape(shape)
+    new = torch.frombuffer(bytearray(data), dtype=torch.uint8 if x.dtype == torch.bool else x.dtype)
     whole = tuple(slice(0, 1 if step == 0 else None) for step in x.stride())
-    x.detach()[whole].copy_(new[whole])
+    x.detach()[whole].copy_(new.reshape(shape)[whole])
 
 
 # -- small things ------------------------------------------------------------------------------------------
 
 
-def _named(names: list[str], items: list[Any]) -> Any:
-    """A named tuple, whose class is made here; its names must be plain ones."""
+def _check_size(line: bytes) -> None:
+    """Before anything is built: a message has not more bytes, and not more values, than any answer needs."""
+    num_values = line.count(b",") + line.count(b"[") + line.count(b"{")
+    if len(line) > MAX_BYTES or num_values > MAX_VALUES:
+        raise WireError(f"a message of {len(line):,} bytes and about {num_values:,} values")
+
+
+def _check_keys(content: Any) -> None:
+    if len(content) > MAX_KEYS:
+        raise WireError(f"a set or a dictionary with {len(content):,} keys")
+
+
+def _measure(value: Any, known: dict[int, tuple[int, int]], depth: int = MAX_DEPTH) -> tuple[int, int]:
+    """How many values there are in a value, and how deep it is. A list may be in many others, or in itself,
+    so that few bytes make a value that can't be printed: `WireError`. known: what was found, by `id`.
+    """
+    size, height = 1, 0
+    if type(value) is range:
+        size = len(value)
+    elif isinstance(value, (list, dict, tuple, set, frozenset)):
+        if id(value) not in known:
+            known[id(value)] = MAX_VALUES + 1, 0  # until it is found, so that nothing can be in itself
+            parts = [*value, *value.values()] if isinstance(value, dict) else value
+            sizes = [_measure(part, known, depth - 1) for part in parts] if depth else [(0, MAX_DEPTH)]
+            known[id(value)] = 1 + sum(s for s, _ in sizes), 1 + max((h for _, h in sizes), default=0)
+        size, height = known[id(value)]
+    if size > MAX_VALUES or height > MAX_DEPTH:
+        raise WireError(f"a value that is in itself, or has more than {MAX_VALUES:,} values, or is too deep")
+    return size, height
+
+
+@lru_cache(256)
+def _named_tuple(names: tuple[str, ...]) -> Any:
+    """The class of a named tuple; its names must be plain ones."""
     for name in names:
-        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or len(names) > 50:
+        plain = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+        if not plain or max(len(name), len(names)) > MAX_NAMES:
             raise WireError(f"a tuple with a field {name!r}")
-    return namedtuple("Named", names)(*items)
+    return namedtuple("Named", names)
 
 
 def _count_alone() -> int:
