@@ -183,7 +183,9 @@ def _why_not(isolation: Isolation) -> str:
     others = [path for path in seen if not any(Path(shown).is_relative_to(path) for shown in _python())]
     if others and isolation.level == "namespaces":
         return f"{others[0]} can't be hidden"
-    return "" if prefix == sys.base_prefix and uid == box.inner_uid else f"it ran {prefix} as user {uid}"
+    if prefix != sys.base_prefix:
+        return f"another user can't read the Python in {sys.base_prefix}"
+    return "" if uid == box.inner_uid else f"it ran as user {uid}, not as {box.inner_uid}"
 
 
 @dataclass(frozen=True)
