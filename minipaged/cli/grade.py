@@ -84,6 +84,7 @@ def grade(
     from minipaged.course.grading.grade import fresh_seed, grade_submission
     from minipaged.course.grading.results import to_json, to_junit, to_text, write_whole
     from minipaged.course.grading.sandbox import find_isolation
+    from minipaged.course.grading.submission import Unreadable
 
     root = own_root() if course is None else find_root(course)
     if root.resolve().is_relative_to(folder.resolve()):
@@ -104,7 +105,7 @@ def grade(
         return
     try:
         result = grade_submission(root, folder, chosen, fresh_seed() if seed is None else seed, isolation)
-    except RuntimeError as error:  # the grader's own failure
+    except (RuntimeError, Unreadable) as error:  # no mistake of the student's
         raise click.ClickException(f"no grade: {error}") from error
     click.echo(to_text(result))  # first, for a file may not be writable
     if json_file:

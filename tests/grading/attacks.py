@@ -93,7 +93,7 @@ class Outcome:
 
 @contextmanager
 def victims(folder: Path) -> Iterator[dict[str, object]]:
-    """What an attack may harm: a folder where everybody may write, a listener on the network, a neighbour's
+    """What an attack may harm: a folder where every user may write, a listener on the network, a neighbour's
     answer; and what `harm_to` needs to find out."""
     outside = folder / f"{MARK}-outside"
     outside.mkdir()
@@ -424,7 +424,7 @@ make = Endless
         if os.getuid() != 0 or os.getpid() < 10:  # never on the machine itself, as root
             os.kill(-1, signal.SIGKILL)
         """, naive=False, worked="nothing; held", lost=("limits",)),
-    Attack("writes where everybody may write", "open('<outside>/mark', 'w').write('here')",
+    Attack("writes where every user may write", "open('<outside>/mark', 'w').write('here')",
            lost=("user", "limits")),
     Attack("reaches the network", """
         import socket
@@ -477,7 +477,7 @@ make = Endless
     Attack("a loop without an end", "while True: pass"),
     Attack("sleeps for ever", "import time\nwhile True: time.sleep(60)"),
     Attack("stops itself", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
-    Attack("lets children that nobody counts do its work", """
+    Attack("lets children do its work, which are not counted", """
         import os, signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:

@@ -305,7 +305,7 @@ class BlockAllocator:
     def __init__(self, n): raise ValueError(f"{{HEARD}}")
 """
     results = judge(course_with_a_hidden_check, CH03, code, 1, isolation, Limits(), 1)
-    said = json.dumps([vars(result) for result in results])
+    said = json.dumps([vars(result) | {"seconds": None} for result in results])  # any digits come in a time
     hidden = {"test_a_secret_number", "test_a_secret_distance", "test_plainly"}
     assert hidden <= {result.name for result in results}
     assert not any(result.outcome == "passed" for result in results)

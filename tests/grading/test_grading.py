@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import csv
+import errno
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
@@ -29,7 +32,7 @@ from click.testing import CliRunner
 
 from minipaged.cli import main
 from minipaged.course.answers import Answer, load_answers
-from minipaged.course.grading import class_run
+from minipaged.course.grading import class_run, warden
 from minipaged.course.grading.class_run import grade_class
 from minipaged.course.grading.grade import grade_again, grade_submission, grade_texts
 from minipaged.course.grading.handout import make_gradescope
@@ -506,6 +509,85 @@ def test_a_grader_that_fails_stops_nobody_and_gives_no_grade(
     assert not (tmp_path / "out" / "students" / "broken.json").exists()
     *_, last = csv.reader((tmp_path / "out" / "grades.csv").open())
     assert last == ["broken", "", "", "", "not graded: OSError: no space left on device", ""]
+
+
+def test_what_can_t_be_read_is_not_graded_and_stops_nobody(
+    school: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: Isolation
+) -> None:
+    out, file = tmp_path / "out", school / "good1" / f"{CH03.file_stem}.py"
+    file.write_text("the answer")
+    grade_class(ROOT, school, out, [CH03], 1, 2, isolation)
+
+    def fake_or_real(root: Path, submission: Submission, *rest: Any) -> dict[str, Any]:
+        return (grade_texts if submission.unreadable else fake_grade)(root, submission, *rest)
+
+    def broken(path: Any, *rest: Any, **more: Any) -> int:
+        if str(path) == str(file):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return works(path, *rest, **more)
+
+    works = os.open
+    monkeypatch.setattr(class_run, "grade_texts", fake_or_real)
+    monkeypatch.setattr(os, "open", broken)
+    report = grade_class(ROOT, school, out, [CH03], None, 2, isolation)
+    reason = f"Unreadable: 'good1/{file.name}': Input/output error"
+    assert "5 students" in report and f"* Not graded: 'good1': {reason}" in report
+    *_, last = csv.reader((out / "grades.csv").open())
+    assert last == ["good1", "", "", "", f"not graded: {reason}", ""]
+    assert not (out / "students" / "good1.json").exists(), "of what was read before"
+    refused = grade_command(file.parent, "--chapters", "ch03")
+    assert refused.exit_code == 1 and "no grade: 'good1/ch03_block_allocator.py'" in refused.output
+    monkeypatch.setattr(os, "open", works)
+    assert "6 students" in grade_class(ROOT, school, out, [CH03], None, 2, isolation)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other modes there")
+def test_what_this_user_may_not_read_is_not_taken_for_missing() -> None:
+    """A file, its folder, the student's folder. What is no file at all is the student's mistake."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        closed = {"ada": "", "bob": "exercises", "cyd": f"exercises/{CH03.file_stem}.py", "dee": "other"}
+        for who, place in closed.items():
+            for name in ("exercises", "other"):
+                (Path(folder) / who / name).mkdir(parents=True)
+            (Path(folder) / who / "exercises" / f"{CH03.file_stem}.py").write_text("text")
+            (Path(folder) / who / place).chmod(0)
+        (Path(folder) / "eve").mkdir()
+        socket.socket(socket.AF_UNIX).bind(f"{folder}/eve/{CH03.file_stem}.py")
+        os.chmod(folder, 0o755)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            found = {who: one.unreadable for who, one in read_class(Path(folder)).items()}
+            socket_s = read_submission(Path(folder) / "eve", [CH03]).problems["ch03"]
+        finally:
+            os.seteuid(user)
+            for who, place in closed.items():
+                (Path(folder) / who / place).chmod(0o700)
+    assert socket_s.endswith("is no ordinary file")
+    told = {who: " ".join(lines) for who, lines in found.items()}
+    assert all(f"{closed[who] or who}': Permission denied" in told[who] for who in closed) and not told["eve"]
+
+
+@pytest.mark.parametrize(
+    ("key", "missing", "reason"),
+    [
+        ("ch03", "errors.py", "the sandbox does not start"),
+        ("ch03", "block_allocator.py", "the sandbox does not start"),
+        ("ch08", "course/chapters/ch08_scheduler/dry_engine.py", "the sandbox lacks a part of the engine"),
+    ],
+)
+def test_a_part_of_the_engine_that_is_missing_in_the_sandbox_is_the_grader_s_failure(
+    key: str, missing: str, reason: str, monkeypatch: pytest.MonkeyPatch, isolation: Isolation
+) -> None:
+    def copy(target: Path, *rest: Any) -> None:
+        copy_package(target, *rest)
+        (target / "minipaged" / missing).unlink()
+
+    chapter = find_chapter(ROOT, key)
+    monkeypatch.setattr(warden, "copy_package", copy)
+    with pytest.raises(RuntimeError, match=f"(?s){reason}.*{Path(missing).stem}"):
+        grade_texts(ROOT, Submission({key: source(chapter)}), "ada", [chapter], 1, isolation)
 
 
 def test_odd_names_of_students(school: Path, tmp_path: Path, isolation: Isolation) -> None:

@@ -66,21 +66,22 @@ def check_value(value: Any, seen: set[int], depth: int = 0) -> int:
     return 1 + sum(check_value(item, seen, depth + 1) for item in value)
 
 
-def check_message(message: bytes) -> bool:
-    """The oracle; returns whether the message made sense."""
+def check_messages(*messages: bytes) -> bool:
+    """The oracle; returns whether all messages, one after the other, made sense."""
     end = Grader()
-    begin = time.process_time()
-    try:
-        value = end.unpack(message)
-    except WireError:
-        return False
-    finally:
-        took = time.process_time() - begin
-        assert took < 5, f"{took} s for {len(message)} bytes"
-    assert check_value(value, set()) <= 60_000
-    for shared in end._shared.values():
-        check_value(shared, set())
-    repr(value)
+    for message in messages:
+        begin = time.process_time()
+        try:
+            value = end.unpack(message)
+        except WireError:
+            return False
+        finally:
+            took = time.process_time() - begin
+            assert took < 5, f"{took} s for {len(message)} bytes"
+        assert check_value(value, set()) <= 60_000
+        for shared in end._shared.values():
+            assert check_value(shared, set()) <= 60_000
+        repr(value)
     return True
 
 
@@ -119,13 +120,13 @@ FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @FUZZ
 @given(st.binary(max_size=200))
 def test_random_bytes(message: bytes) -> None:
-    check_message(message)
+    check_messages(message)
 
 
 @FUZZ
-@given(MESSAGES)
-def test_what_looks_like_an_answer(message: Any) -> None:
-    check_message(json.dumps(message).encode())
+@given(st.lists(MESSAGES, min_size=1, max_size=3))
+def test_what_looks_like_answers(messages: list[Any]) -> None:
+    check_messages(*(json.dumps(message).encode() for message in messages))
 
 
 class Submission(Wire):
@@ -162,7 +163,7 @@ def test_right_answers_with_a_few_bytes_changed() -> None:
             message[place : place + chance.randrange(2)] = chance.choice(
                 [b"", b"[", b"{", b"9", b"-", b'"', b"e9", bytes([chance.randrange(256)])]
             )
-        made_sense.append((num_changes, check_message(bytes(message))))
+        made_sense.append((num_changes, check_messages(bytes(message))))
 
     run()
     assert all(is_sense for num_changes, is_sense in made_sense if num_changes == 0)
@@ -183,7 +184,7 @@ BOMBS = {
          {"shared": -1}]
     ).encode(),
     "equal hashes": json.dumps(
-        [[[-1, "dict", [[i * (2**61 - 1), 0] for i in range(15_000)], None]], [], {"shared": -1}]
+        [[[-1, "dict", [i // 2 * (2**61 - 1) for i in range(30_000)], None]], [], {"shared": -1}]
     ).encode(),
     "a tensor of strides 0": b'[[[-1,"tensor",["float32",[524288,524288],""],["float32",[524288,524288],'
                              b'[0,0]]]],[],{"shared":-1}]',
@@ -206,13 +207,27 @@ def test_a_small_message_costs_little(name: str) -> None:
     tracemalloc.start()
     begin = time.process_time()
     try:
-        check_message(BOMBS[name])
+        check_messages(BOMBS[name])
     finally:
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert time.process_time() - begin < 30  # with what traces it
     assert most < 200 << 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
+
+
+AROUND, INSIDE = {"shared": -1}, {"shared": -2}
+
+
+@pytest.mark.parametrize(
+    "later", [[-2, "list", [0] * 20_000, None], [-2, "list", [AROUND], None], [-3, "dict", [0, AROUND], None]]
+)
+def test_what_is_in_another_value_may_not_grow_until_that_is_too_large(later: Any) -> None:
+    first = [[-1, "list", [INSIDE] * 9, None], [-2, "list", [{"shared": -3}], None], [-3, "dict", [], None]]
+    end = Grader()
+    end.unpack(json.dumps([first, [], AROUND]).encode())
+    with pytest.raises(WireError, match="a value that is in itself, or has more than"):
+        end.unpack(json.dumps([[later], [], None]).encode())
 
 
 @pytest.mark.parametrize("tag", ["method", "iterator"])

@@ -229,7 +229,7 @@ def class_report(grades: list[Grade], failures: dict[str, str], isolation: str, 
     ]
     lines += ["", *(f"* {who!a}: {key}: {text}" for who, one in notes for key, text in one.items())]
     lines += [f"* Not graded: {name!a}: {reason}" for name, reason in sorted(failures.items())]
-    lines += [f"* Nobody's, by its name: {name!a}" for name in ignored]
+    lines += [f"* No student's, by its name: {name!a}" for name in ignored]
     return plain("\n".join(lines)) + "\n"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from minipaged.course.grader import TestResult, plain
 from minipaged.course.grading.limits import Limits
 from minipaged.course.grading.sandbox import Isolation
-from minipaged.course.grading.submission import Submission, read_submission
+from minipaged.course.grading.submission import Submission, Unreadable, read_submission
 from minipaged.course.grading.warden import judge
 from minipaged.course.outline import Chapter
 from minipaged.course.report import ChapterReport, TaskReport, explain, sort_results
@@ -54,7 +54,9 @@ def grade_texts(
     isolation: Isolation,
     limits: Limits | None = None,
 ) -> Grade:
-    """The same for what was read already, and once."""
+    """The same for what was read already, and once. `Unreadable` if not all could be read."""
+    if submission.unreadable:
+        raise Unreadable("; ".join(submission.unreadable))
     reports, notes = [], dict[str, str]()
     for chapter in chapters:
         report = _grade_chapter(root, chapter, submission, seed, isolation, limits or Limits())
@@ -139,7 +141,8 @@ def _note(root: Path, report: ChapterReport, submission: Submission) -> str:
     late = [str(task.task.number) for task in report.tasks if task.status == "timed out"]
     notes = [submission.problems[key]] if key in submission.problems else []
     notes += [submission.renamed[key]] if key in submission.renamed else []
-    if original.is_file() and submission.texts.get(key) == original.read_text(encoding="utf-8"):
+    lines = original.read_text(encoding="utf-8").splitlines() if original.is_file() else None
+    if lines is not None and submission.texts.get(key, "").splitlines() == lines:
         notes.append("untouched: the exercise as it came")
     elif any(operation.startswith("import ") for operation in operations):
         (first, *_) = [result for task in report.tasks for result in task.results if result.mismatch]

@@ -15,7 +15,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -203,7 +203,7 @@ class Connection(Wire):
         try:
             self.ask("ready")
         except SubmissionGone as gone:  # nothing of the submission has run yet
-            raise NoSandbox(f"the sandbox does not start: {gone}\n{self.take_printed()}") from None
+            raise NoSandbox(f"the sandbox does not start: {gone}\n{self.take_printed()[-600:]}") from None
         self.answer_s = self.limits.answer_s
         self.begin_task()
 
@@ -289,6 +289,10 @@ class Connection(Wire):
         return bool(usage["by_clock"])
 
     def _has_ended(self) -> SubmissionGone:
+        os.set_blocking(self.stderr, False)
+        with suppress(BlockingIOError):
+            while data := os.read(self.stderr, 1 << 16):  # its last words, which may say why
+                self._take_in_printed(data)
         return SubmissionGone(self.warden.look()["ended"] or ENDED)
 
     def _write(self, data: memoryview) -> memoryview:
@@ -320,6 +324,28 @@ class Connection(Wire):
         self._num_printed += len(data)
         if self._num_printed > self.limits.printed_mib << 20:
             raise SubmissionGone(f"it printed more than {self.limits.printed_mib} MiB")
+
+
+class RemoteGiven:
+    """The rest of the engine, in the sandbox. A module that is missing there is the grader's failure."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def __getattr__(self, name: str) -> Any:
+        with self._is_there():
+            return getattr(self._remote, name)
+
+    def __call__(self, module: str) -> Any:
+        with self._is_there():
+            return self._remote(module)
+
+    @contextmanager
+    def _is_there(self) -> Iterator[None]:
+        try:
+            yield
+        except ImportError as error:
+            raise NoSandbox(f"the sandbox lacks a part of the engine: {error}") from None
 
 
 class RemoteLayer:
@@ -400,7 +426,8 @@ class RemoteLayer:
         self._connection.prepare()
         what = f"import {self._chapter.file_stem}.py"
         try:
-            self._module, self.given = self._connection.ask("load")
+            self._module, given = self._connection.ask("load")
+            self.given = RemoteGiven(given)
         except SubmissionGone as gone:
             self._is_hopeless = Mismatch(what, "a file that can be imported", str(gone))
             if gone.outcome == "timeout":

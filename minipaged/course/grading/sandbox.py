@@ -74,7 +74,7 @@ done <<END
 $PATHS
 END
 mount -o remount,bind,ro "$root"
-# No shared memory of the old kind, which is nobody's. Where that can't be, it ends with the namespace.
+# No shared memory of the old kind, which outlives its owner. Where that can't be, it ends with the namespace.
 for what in shmmni semmni msgmni; do (echo 0 > /proc/sys/kernel/$what) 2> /dev/null || true; done
 unset BOX PATHS
 exec chroot "$root" "$@"
@@ -268,9 +268,8 @@ class Sandbox:
 
     def stop(self) -> None:
         """End the program with all that it has started, close its pipes, and remove what it has left."""
-        process, self.process = self.process, None
+        running, process, self.process = self._processes(), self.process, None
         if process is not None:
-            running = self._processes(process)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
@@ -312,12 +311,11 @@ class Sandbox:
         unshare += [] if is_root else ["--user", "--map-root-user"]
         return [*unshare, "sh", "-c", _BUILD_ROOT, "sh", *drop]
 
-    def _processes(self, process: subprocess.Popen[bytes] | None = None) -> list[psutil.Process]:
-        process = process or self.process
-        if process is None:
+    def _processes(self) -> list[psutil.Process]:
+        if self.process is None:
             return []
         with suppress(psutil.Error):
-            own = psutil.Process(process.pid)
+            own = psutil.Process(self.process.pid)
             found = {own, *own.children(recursive=True)}
             if self.isolation.level == "user":
                 found |= set(_processes_of(self.uid))
@@ -364,7 +362,7 @@ def _kill_orphans() -> None:
 
 
 def _wait_for_the_end(processes: list[psutil.Process]) -> None:
-    """What was killed ends soon; that nobody has asked yet what became of it (a zombie) does not matter."""
+    """What was killed ends soon; a zombie, whose parent has not asked what became of it, does not matter."""
     end = time.monotonic() + 10
     while any(map(_runs, processes)) and time.monotonic() < end:
         time.sleep(0.005)
@@ -385,7 +383,7 @@ def _processes_of(uid: int) -> list[psutil.Process]:
 
 
 def _fresh_uid() -> int:
-    """A user that nobody is. In a container that has a part of all users, one of the last of that part."""
+    """A user id that is not in use. In a container that has a part of all users, one of its last ones."""
     ends = [0]
     with suppress(OSError):
         for line in Path("/proc/self/uid_map").read_text().splitlines():

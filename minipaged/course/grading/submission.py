@@ -4,7 +4,7 @@ Other files, such as a conftest.py, a pytest.ini or a link to a file of the grad
 chapter's file is read once, if it is an ordinary file of ordinary size, and only its text goes on. Whether it
 is Python is found out in the sandbox.
 
-Students and the platforms they hand in with change names and folders, and that costs nobody points: what is
+Students and the platforms they hand in with change names and folders, and that costs no points: what is
 clearly meant is read, with a note. `find_students` knows the ways in which a class comes out of a platform.
 """
 
@@ -34,21 +34,33 @@ _PLATFORMS = (
 @dataclass
 class Submission:
     """texts, problems: by the chapter's key; each chapter that was asked for is in one of them. renamed: a
-    note on a file that had another name. ignored: the names of what else is there."""
+    note on a file that had another name. ignored: the names of what else is there. unreadable: what this
+    process may not read, or the disk doesn't give: there may be an answer in it, so there is no grade."""
 
     texts: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def fingerprint(self) -> str:
         """A text that changes with what was handed in."""
-        parts = [*sorted(self.texts.items()), *sorted(self.problems.items())]
+        parts = [*sorted(self.texts.items()), *sorted(self.problems.items()), *self.unreadable]
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-Groups = list[list[Path]]  # files, those before others that are looked for first
+class Unreadable(Exception):
+    """What a student handed in can't be read."""
+
+
+@dataclass
+class Files:
+    """groups: what a student handed in; a file is looked for in the first group, then in the next. errors:
+    folders that could not be listed."""
+
+    groups: list[list[Path]] = field(default_factory=list)
+    errors: list[OSError] = field(default_factory=list)
 
 
 def read_submission(folder: Path, chapters: list[Chapter]) -> Submission:
@@ -58,42 +70,46 @@ def read_submission(folder: Path, chapters: list[Chapter]) -> Submission:
     return read_files(_files_below(folder), chapters)
 
 
-def read_files(groups: Groups, chapters: list[Chapter]) -> Submission:
+def read_files(files: Files, chapters: list[Chapter]) -> Submission:
     """The files of these chapters among all that a student handed in."""
-    submission, read = Submission(), set[Path]()
+    submission, read = Submission(unreadable=[_show_error(error) for error in files.errors]), set[Path]()
     for chapter in chapters:
         try:
-            file, note = _find(groups, chapter)
+            file, note = _find(files.groups, chapter)
             read.add(file)
             submission.texts[chapter.key] = _read(file)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             submission.problems[chapter.key] = str(error)
+            continue
+        except OSError as error:
+            submission.unreadable.append(_show_error(error))
             continue
         if note:
             submission.renamed[chapter.key] = note
-    submission.ignored = [file.name for group in groups for file in group if file not in read]
+    submission.ignored = [file.name for group in files.groups for file in group if file not in read]
     return submission
 
 
-def find_students(folder: Path, chapters: list[Chapter]) -> dict[str, Groups]:
+def find_students(folder: Path, chapters: list[Chapter]) -> dict[str, Files]:
     """The students of a class and their files, by name: a folder for each, as Moodle, Gradescope, GitHub
     Classroom and nbgrader (submitted/STUDENT/ASSIGNMENT) give them; or files that have the student in their
     name, as Canvas, Blackboard and Moodle do. Raises ValueError if there is neither."""
-    students: dict[str, Groups] = {}
+    students: dict[str, Files] = {}
     for path in sorted(folder.iterdir()):
         if path.name in NOBODY:
             continue
         if path.is_dir():  # a link may lead to a neighbour's, so nothing behind it is anybody's
-            files = [] if path.is_symlink() else _files_below(path)
-            students[path.name] = [*files, *students.get(path.name, [])]
+            files = Files() if path.is_symlink() else _files_below(path)
+            files.groups += students.get(path.name, Files()).groups
+            students[path.name] = files
             continue
         matches = (_match(path.name, chapter) for chapter in chapters)
         if who := next((_student(match["before"]) for match in matches if match), ""):
-            (group, *_) = students.setdefault(who, [[]])
+            groups = students.setdefault(who, Files([[]])).groups
             if "_attempt_" in path.name:  # Blackboard's, which sort by time: the last one counts
-                students[who].insert(0, [path])
+                groups.insert(0, [path])
             else:
-                group.append(path)
+                groups[0].append(path)
     if not students:
         raise ValueError(
             f"{folder} has no submissions: there must be a folder for each student, or files like "
@@ -109,11 +125,11 @@ def files_of_nobody(folder: Path, chapters: list[Chapter]) -> list[str]:
     return [name for name in files if not any(m and _student(m["before"]) for m in matches[name])]
 
 
-def _files_below(folder: Path) -> Groups:
+def _files_below(folder: Path) -> Files:
     """Its files: those in it, those in its exercises/, those in an exercises/ below, all others. No links to
     folders are followed, and hidden folders are left out."""
-    groups: Groups = [[], [], [], []]
-    for top, folders, names in os.walk(folder):
+    groups, errors = list[list[Path]]([[], [], [], []]), list[OSError]()
+    for top, folders, names in os.walk(folder, onerror=errors.append):
         place = Path(top).relative_to(folder)
         depth = len(place.parts)
         # A folder that has a file's name is no file, and the student is told.
@@ -123,10 +139,10 @@ def _files_below(folder: Path) -> Groups:
         groups[rank] += paths
         if sum(map(len, groups)) > MAX_FILES:
             break
-    return groups
+    return Files(groups, errors)
 
 
-def _find(groups: Groups, chapter: Chapter) -> tuple[Path, str]:
+def _find(groups: list[list[Path]], chapter: Chapter) -> tuple[Path, str]:
     """The one file that is meant, and a note if it has another name; ValueError with the reason."""
     name, similar = f"{chapter.file_stem}.py", list[str]()
     for group in groups:
@@ -141,6 +157,10 @@ def _find(groups: Groups, chapter: Chapter) -> tuple[Path, str]:
             return near[0], f"read from {_show(near)}"
         similar += [ascii(file.name) for file in group if chapter.key in file.name.lower()]
     raise ValueError(f"{name} is missing" + (f"; there is {', '.join(similar[:3])}" if similar else ""))
+
+
+def _show_error(error: OSError) -> str:
+    return f"{'/'.join(Path(str(error.filename)).parts[-2:])!a}: {error.strerror}"
 
 
 def _show(files: list[Path]) -> str:
@@ -165,14 +185,16 @@ def _student(before: str) -> str:
 
 
 def _read(file: Path) -> str:
-    """The text of an ordinary file; ValueError with the reason if it is not one."""
+    """The text of an ordinary file; ValueError with the reason if it is not one, OSError if it can't be
+    read."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise ValueError(f"{file.name} is missing") from None
-    except OSError as error:
-        reason = "is a link, not a file" if file.is_symlink() else f"can't be read: {error.strerror}"
-        raise ValueError(f"{file.name} {reason}") from None
+    except OSError:
+        if file.is_symlink():
+            raise ValueError(f"{file.name} is a link, not a file") from None
+        if file.is_socket():
+            raise ValueError(f"{file.name} is no ordinary file") from None
+        raise
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):

@@ -50,7 +50,7 @@ def judge(
     """What every test of a chapter, or of one task, says about the text of a file. RuntimeError if the
     examiner broke off: then nothing that it has said counts."""
     with TemporaryDirectory(prefix="minipaged-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o711)  # the sandboxes in it belong to others, and nobody can list them
+        os.chmod(folder, 0o711)  # the sandboxes in it belong to others, who can't list them
         if isolation.level == "limits":
             adopt_orphans()
         with _Warden(root, chapter, text, isolation, limits, Path(folder)) as warden:
