@@ -435,7 +435,7 @@ answers.right("faults as a list of conditions", edits=[
     (TURNS, "not -2 < sum(1 if ours_began else -1 for ours_began in began) < 2"),
 ])
 answers.right("the interval from outside in, and Little's law as rate times stay", edits=[
-    (SEARCH + "\n        k += 1\n        num_missed += math.comb(n, k)", "for place in range(1, n + 1):\n        if 200 * sum(math.comb(n, i) for i in range(place)) <= (100 - percent) * 2**n:\n            k = place"),
+    (SEARCH + "\n        k += 1\n        num_missed += math.comb(n, k)", "for place in range(1, n // 2 + 1):\n        if 200 * sum(math.comb(n, i) for i in range(place)) <= (100 - percent) * 2**n:\n            k = place"),
     (INSIDE, "span = max(departures) - min(arrivals)\n    rate = len(stays) / span\n    return rate * (sum(end - start for start, end in stays) / len(stays))"),
     (AT_ONCE, "num_steps = sum(output_len for _, output_len in lengths)\n    return usable / (taken / num_steps)"),
 ])
